@@ -103,7 +103,7 @@ ANSWERS: Mapping[str, tuple[ApiError, int, str, str | None, str | None, dict[str
         "prompts of this API key are not written to the disk; set persist: true for it in the keys file",
     ),
     "bundle_under_way": (
-        management_errors.bundle_under_way(2.0),
+        management_errors.bundle_under_way(),
         *(429, "rate_limit_error", "slow_down", None, after(2, 2000)),
         "another bundle is being exported or imported; try again when it is done",
     ),
@@ -180,12 +180,12 @@ ANSWERS: Mapping[str, tuple[ApiError, int, str, str | None, str | None, dict[str
         "the head of the request is over the limit of 256 bytes",
     ),
     "too_many_requests": (
-        errors.too_many_requests(1.0),
-        *(429, "rate_limit_error", "slow_down", None, after(1, 1000)),
+        errors.too_many_requests(0.0),
+        *(429, "rate_limit_error", "slow_down", None, after(1, 1)),
         "this API key has reached its limit of concurrent sequences; try again when one has ended",
     ),
     "too_many_texts": (
-        errors.too_many_texts(2.0),
+        errors.too_many_texts(),
         *(429, "rate_limit_error", "slow_down", None, after(2, 2000)),
         "this API key has reached its limit of queued long texts and descriptions of models; try again later",
     ),
@@ -220,13 +220,13 @@ ANSWERS: Mapping[str, tuple[ApiError, int, str, str | None, str | None, dict[str
         "this API key already has 3 readers of /live, its share of max_live_readers; close one first",
     ),
     "draining": (
-        errors.draining(5.0),
+        errors.draining(),
         *(503, "service_unavailable_error", "server_is_draining", None, after(5, 5000)),
         "the server is shutting down and accepts no new requests",
     ),
     "engine_unavailable": (
-        errors.engine_unavailable(0.0),
-        *(503, "service_unavailable_error", "engine_unavailable", None, after(1, 1)),
+        errors.engine_unavailable(),
+        *(503, "service_unavailable_error", "engine_unavailable", None, after(2, 2000)),
         "the engine is starting or restarting; try again later",
     ),
     "generation_failed": (

@@ -364,7 +364,7 @@ def prepared(prompts: Sequence[Any], **asked: Any) -> Generation:
     services = make_services(PreparingModel(), ServerConfig(), ManualClock())
     visit = services.gate.enter(ANYBODY, len(prompts), 50)
     context = RequestContext("req-7", "", ANYBODY, 0.0, "", services.bodies.open(""), visit)
-    request = GenerationRequest(prompts, len(prompts), 50, SamplingParams(max_tokens=5), {}, **asked)
+    request = GenerationRequest(prompts, SamplingParams(max_tokens=5), {}, **asked)
     try:
         return asyncio.run(prepare(services, context, request))
     except RefusedPrompt:

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.cli.plan import parse_objective
-from quire.cli.plan.report import NOTHING, PlanReport, flags_of, nearest_text
+from quire.cli.plan.report import PlanReport, flags_of, nearest_text
 from quire.cli.plan.study import NarrowKV, Study
+from quire.cli.tables import NOTHING
 from quire.core.byte_sizes import parse_bytes
 from quire.core.errors import InvalidConfigError
 from quire.core.kv_spec import KVCacheSpec

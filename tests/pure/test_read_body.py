@@ -72,7 +72,7 @@ def read(
         "type": "http",
         "method": "POST",
         "headers": list(headers) or [JSON],
-        "app": SimpleNamespace(state=SimpleNamespace(services=where)),
+        "app": SimpleNamespace(state=SimpleNamespace(models=SimpleNamespace(server=where))),
         "state": {"context": SimpleNamespace(body=held or where.bodies.open("a"))},
     }
     return asyncio.run(read_json_body(Request(scope, receive), BodyLimits(limit, "send less")))
@@ -187,7 +187,7 @@ def read_silent(parts: list[bytes]) -> ApiError:
     scope: dict[str, Any] = {
         "type": "http",
         "headers": [JSON],
-        "app": SimpleNamespace(state=SimpleNamespace(services=where)),
+        "app": SimpleNamespace(state=SimpleNamespace(models=SimpleNamespace(server=where))),
         "state": {"context": SimpleNamespace(body=where.bodies.open("a"))},
     }
     with pytest.raises(ApiError) as caught:

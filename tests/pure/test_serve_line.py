@@ -61,7 +61,7 @@ def test_fields_become_sampling_parameters_in_translate_alone() -> None:
 
 
 def test_every_endpoint_that_generates_goes_along_the_one_line() -> None:
-    names = ("chat", "completions", "llama_server", "messages", "ollama", "responses")
+    names = ("llama_server", "messages", "ollama", "openai")
     assert callers_of("answer_text") == {f"endpoints/{name}.py" for name in names}
     assert callers_of("prepare") == {"endpoints/line.py"}
 

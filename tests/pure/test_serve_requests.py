@@ -20,10 +20,11 @@ from quire.core.request import Request
 from quire.core.sampling_params import MAX_STOP_STRINGS, SamplingParams
 from quire.core.validate import ANY_ENGINE, RequestLimits, validate_length, validate_sampling
 from quire.engine.outputs import Logprob
+from quire.serve import openapi
 from quire.serve.errors import ApiError
-from quire.serve.openapi import REQUESTS
 from quire.serve.render.logprobs import TokenNames, completion_logprobs, content_logprobs, prompt_logprobs, told
 from quire.serve.schemas.chat import ChatRequest
+from quire.serve.schemas.common import ModelFields
 from quire.serve.schemas.completions import CompletionRequest
 from quire.serve.schemas.fields import IGNORED, REFUSED
 from quire.serve.schemas.parse import parse
@@ -44,6 +45,8 @@ from quire.serve.translate.sampling import (
 )
 from support.idle_services import services
 
+KINDS = [each for each in vars(openapi).values() if isinstance(each, type) and issubclass(each, ModelFields)]
+
 
 def read(fields: Any, kind: Any = CompletionRequest) -> Any:
     return parse(json.dumps(fields).encode(), kind)
@@ -56,7 +59,7 @@ def refusal(body: bytes | dict[str, Any], kind: Any = CompletionRequest) -> ApiE
     return caught.value
 
 
-@pytest.mark.parametrize("kind", REQUESTS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_every_call_bounds_the_name_of_its_model(kind: Any) -> None:
     error = refusal({"model": "m" * 257}, kind)
     assert (error.detail.param, error.detail.code) == ("model", "invalid_type")

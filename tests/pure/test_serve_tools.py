@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from quire.core.errors import InvalidRequestError
 from quire.serve.errors import ApiError
-from quire.serve.schemas.tool_forms import MAX_TOOLS
+from quire.serve.schemas.forms import MAX_TOOLS
 from quire.serve.tools.base import MAX_CALLS, Tool
 from quire.serve.tools.rules import arguments_schema
 from quire.serve.translate.tools import tool_choice_of

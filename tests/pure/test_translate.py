@@ -70,16 +70,15 @@ def test_the_least_that_a_client_can_say() -> None:
     messages = [{"role": "user", "content": "Hello"}]
     assert asked(CompletionRequest) == GenerationRequest(
         prompts=["Hello"],
-        num_sequences=1,
-        num_tokens=estimated_tokens("Hello", 100),
         sampling=replace(DEFAULTS, max_tokens=16),
         names={"beam_search": "use_beam_search", "grammar": "grammar"},
     )
+    assert asked(CompletionRequest).num_tokens(100) == estimated_tokens("Hello", 100)
     chat = asked(ChatRequest)
+    assert chat.num_tokens(100) == estimated_tokens([messages, None], 100)
+    assert chat.num_sequences == 1
     assert chat == GenerationRequest(
         prompts=[messages],
-        num_sequences=1,
-        num_tokens=estimated_tokens([messages, None], 100),
         sampling=replace(DEFAULTS, max_tokens=None),
         names=chat.names,
         chat=ChatOptions(True, None, {}),
@@ -133,7 +132,7 @@ def test_prompts_of_a_batch_share_the_choices() -> None:
     limits = services(max_choices=6)
     found = asked(CompletionRequest, {"prompt": [[1, 2], [3], [4, 5, 6]], "n": 2}, limits)
     assert (found.prompts, found.num_sequences) == ([[1, 2], [3], [4, 5, 6]], 6)
-    assert found.num_tokens == sum(estimated_tokens(each, 100) for each in found.prompts)
+    assert found.num_tokens(100) == sum(estimated_tokens(each, 100) for each in found.prompts)
     assert asked(CompletionRequest, {"prompt": ["a"] * 6}, limits).num_sequences == 6
     assert refused(CompletionRequest, {"prompt": ["a"] * 7}, limits) == (
         "prompt",
@@ -146,9 +145,9 @@ def test_prompts_of_a_batch_share_the_choices() -> None:
 
 
 def test_an_estimate_never_exceeds_the_context() -> None:
-    assert asked(CompletionRequest, {"prompt": "é" * 500}).num_tokens == 100
-    assert asked(ChatRequest, {"messages": [{"role": "user", "content": "é" * 500}]}).num_tokens == 100
-    assert asked(ResponseRequest, {"input": "é" * 500}).num_tokens == 100
+    assert asked(CompletionRequest, {"prompt": "é" * 500}).num_tokens(100) == 100
+    assert asked(ChatRequest, {"messages": [{"role": "user", "content": "é" * 500}]}).num_tokens(100) == 100
+    assert asked(ResponseRequest, {"input": "é" * 500}).num_tokens(100) == 100
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,7 @@ def _report(config: EngineConfig) -> EngineReport:
 
 
 async def _measure(request: Request) -> Response:
-    body = await read_body(request, BodyLimits(request.app.state.services.config.max_body_bytes))
+    body = await read_body(request, BodyLimits(request.app.state.models.server.config.max_body_bytes))
     return JSONResponse({"length": len(body)})
 
 

@@ -76,7 +76,7 @@ def generation_of(
     context = RequestContext(
         "req-7", "", ANYBODY, clock.now(), "00-" + "a" * 32 + "-" + "b" * 16 + "-01", services.bodies.open(""), visit
     )
-    request = GenerationRequest(prompts, visit.num_sequences, visit.num_tokens, sampling, {}, **asked)
+    request = GenerationRequest(prompts, sampling, {}, **asked)
     return Generation(services, context, visit, request, prepared, [None] * len(scripts))
 
 

@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from quire.cli.tables import show_table
 from quire.core.byte_sizes import format_bytes, parse_bytes
 from quire.core.errors import InvalidConfigError
 from quire.core.kept_block import num_slots_within
@@ -93,9 +94,7 @@ def run_list(arguments: argparse.Namespace) -> int:
         blocks = "in use" if each.num_blocks is None else f"{each.num_blocks:,} of {each.block_size} tokens"
         tenants = ", ".join(f"{name or 'everyone'} {count:,}" for name, count in sorted((each.tenants or {}).items()))
         rows.append((each.name, each.model, each.dtype, format_bytes(each.num_bytes), blocks, tenants))
-    widths = [max(len(row[column]) for row in rows) for column in range(5)]
-    for row in rows:
-        print("  ".join([*(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=False)), row[5]]).rstrip())
+    print(show_table(rows, "<"))
     return 0
 
 

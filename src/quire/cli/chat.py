@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -170,9 +171,7 @@ class Conversation:
             remark(describe(output, self._sampling.max_tokens), self._terminal)
 
 
-def _print(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
+_print = partial(print, end="", flush=True)
 
 
 def _talk(conversation: Conversation, read: Callable[[], str], is_watched: bool) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 
 from quire.cli.options import Setting
 from quire.cli.server_options import ServeSettings, add_serve_options, serve_settings
+from quire.cli.tables import show_table
 from quire.core.byte_sizes import format_bytes
 
 
@@ -37,9 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     rows = [("setting", "value", "origin")]
     rows += [(name, _text(resolved, setting), setting.origin) for name, setting in resolved.settings.items()]
-    widths = [max(len(row[column]) for row in rows) for column in range(2)]
-    for name, value, origin in rows:
-        print(f"{name:<{widths[0]}}  {value:<{widths[1]}}  {origin}")
+    print(show_table(rows, "<"))
     return 0
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Final
 
-from quire.cli.options import DEFAULT, Setting, add_file_option, add_options, make_config, options_of, resolve
+from quire.cli.options import DEFAULT, Option, Setting, add_file_option, add_options, make_config, options_of, resolve
 from quire.core.config import EngineConfig
 from quire.serve.config import ServerConfig
 
@@ -61,9 +61,9 @@ def engine_settings(arguments: argparse.Namespace, environ: Mapping[str, str]) -
     """Return each of these settings with its origin. Does not mutate."""
     given = vars(arguments).items()
     own = {name: value for name, value in given if name == "model" or name not in OTHERWISE_SAID}
-    return resolve(options_of(EngineConfig), argparse.Namespace(**own), environ, known_settings())
+    return resolve(options_of(EngineConfig), argparse.Namespace(**own), environ, all_options())
 
 
-def known_settings() -> frozenset[str]:
-    """Return the names of all settings of the engine and the server: those that a settings file may contain."""
-    return frozenset(options_of(EngineConfig)) | frozenset(options_of(ServerConfig))
+def all_options() -> dict[str, Option]:
+    """Return the options of the engine and the server by name: those that a settings file may contain."""
+    return options_of(EngineConfig) | options_of(ServerConfig)

@@ -164,10 +164,7 @@ def _score(output: CompletionOutput) -> str:
 
 
 def _stream(llm: LLM, prompt: Prompt, sampling: SamplingParams) -> RequestOutput:
-    def write(text: str) -> None:
-        sys.stdout.write(text)
-        sys.stdout.flush()
-
+    write = partial(print, end="", flush=True)
     with closing(llm.stream([prompt], sampling, adapter=chosen_adapter(llm))) as snapshots:
         output = stream_text(snapshots, write)
     if output is None:

@@ -16,6 +16,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from quire.cli.tables import show_table
 from quire.core.byte_sizes import format_bytes
 from quire.core.clock import Clock, SystemClock
 from quire.core.errors import InvalidConfigError, ModelError, shortened
@@ -79,9 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
             print(json.dumps(asdict(model)))
         return 0
     rows = [("NAME", "FAMILY", "SIZE", "TYPE", "STORE", "RUNS HERE"), *map(_row, listed)]
-    widths = [max(len(row[column]) for row in rows) for column in range(5)]
-    for row in rows:
-        print("  ".join([*(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=False)), row[5]]))
+    print(show_table(rows, "<"))
     return 0
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from quire.cli.engine_options import add_engine_options, known_settings
+from quire.cli.engine_options import add_engine_options, all_options
 from quire.cli.options import DEFAULT, Setting, add_common_options, add_options, make_config, options_of, resolve
 from quire.core.config import EngineConfig
 from quire.serve.config import ServerConfig
@@ -53,7 +53,7 @@ class ServeSettings:
 
 def add_serve_options(parser: argparse.ArgumentParser) -> None:
     """Add all options of a server and its engine. Mutates the parser."""
-    add_common_options(parser, {**options_of(EngineConfig), **options_of(ServerConfig)}, COMMON)
+    add_common_options(parser, all_options(), COMMON)
     group = parser.add_argument_group("server", "each option can also be set by an environment variable; the flag wins")
     add_options(group, [option for name, option in options_of(ServerConfig).items() if name not in COMMON])
     add_engine_options(parser, otherwise_said=("model", *COMMON), several_models=True)
@@ -63,11 +63,11 @@ def add_serve_options(parser: argparse.ArgumentParser) -> None:
 
 def serve_settings(arguments: argparse.Namespace, environ: Mapping[str, str]) -> ServeSettings:
     """Return the settings that result from flags, environment, file and defaults. Does not mutate."""
-    known, given = known_settings(), vars(arguments)
+    options, given = all_options(), vars(arguments)
     names: list[str] = given.get("model") or []
     own = {name: value for name, value in given.items() if name != "model"}
     first = argparse.Namespace(**own, **({"model": names[0]} if names else {}))
-    settings = resolve({**options_of(EngineConfig), **options_of(ServerConfig)}, first, environ, known)
+    settings = resolve(options, first, environ, options)
     server = make_config(ServerConfig, settings)
     policy = settings["policy"]
     if policy.origin == DEFAULT and server.may_have_several_tenants:

@@ -14,7 +14,6 @@ import os
 import weakref
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from types import TracebackType
 from typing import Unpack
 
 from quire.core.adapters import AdapterFacts
@@ -166,9 +165,7 @@ class AsyncLLM(LocalModel, OperatorVerbs):
     async def __aenter__(self) -> AsyncLLM:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def _run(

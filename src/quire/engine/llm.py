@@ -8,8 +8,6 @@ import sys
 from collections import deque
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
-from operator import mul
-from types import TracebackType
 from typing import Any, Unpack
 
 from quire.core.adapters import AdapterFacts
@@ -28,7 +26,7 @@ from quire.engine.progress import ProgressBar
 from quire.engine.records.stats import EngineStats
 from quire.engine.text.output_processor import OutputProcessor, PreparedRequest, RequestText
 from quire.engine.text.prompts import Message, Prompts, chat_options, cut_to, split_conversations, split_prompts
-from quire.engine.text.scores import pair_prompts, scored_texts
+from quire.engine.text.scores import cosine, first_share, pair_prompts, scored_texts
 
 
 class LLM(LocalModel, OperatorVerbs):
@@ -178,14 +176,12 @@ class LLM(LocalModel, OperatorVerbs):
                 asked_pairs = [(query, text) for text in texts]
                 pairs, chat = pair_prompts(asked_pairs, instruction, self.tokenizer, plain=limits.one_step)
                 prepared = self._door.prepare_all(pairs, limits, FOR_VECTORS, chat=chat, ticket=ticket)
-                return [each[0] if each else math.nan for each in self._vectors(prepared, use_tqdm)]
+                finished = self._finished(prepared, use_tqdm)
+                return [first_share(each.vector) if each.vector else math.nan for each in finished]
             ticket = Ticket(pooling=self._door.pooling_for(None, 0))
             prepared = self._door.prepare_all([query, *texts], self._client.limits, FOR_VECTORS, ticket=ticket)
-            asked, *others = self._vectors(prepared, use_tqdm)
-        return [math.fsum(map(mul, asked, other)) if asked and other else math.nan for other in others]
-
-    def _vectors(self, prepared: list[PreparedRequest], show_progress: bool) -> list[list[float]]:
-        return [each.embedding().embedding for each in self._finished(prepared, show_progress)]
+            asked, *others = (each.vector for each in self._finished(prepared, use_tqdm))
+        return [cosine(asked, other) if asked and other else math.nan for other in others]
 
     def stream(
         self,
@@ -240,9 +236,7 @@ class LLM(LocalModel, OperatorVerbs):
     def __enter__(self) -> LLM:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _prepare(

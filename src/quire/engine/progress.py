@@ -56,7 +56,7 @@ class LoadingLine(StatusLine):
 class ProgressBar:
     """Redraws its line at most ten times a second; only if the stream is a terminal.
 
-    Processed prompts 12/64 · 3.4k tok/s in · 512 tok/s out
+    Processed prompts 12/64, 3.4k tok/s in, 512 tok/s out
     """
 
     def __init__(self, num_prompts: int, stream: TextIO, clock: Clock) -> None:

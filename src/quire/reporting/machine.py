@@ -33,9 +33,7 @@ class OthersMeter:
     def num_busy(self) -> float | None:
         """Return the mean number of processors that other processes kept busy; None if not known."""
         now = self._read()
-        if (
-            self._start is None or now is None or self._start[0] == now[0]
-        ):  # the clock ticks every hundredth of a second
+        if self._start is None or now is None or self._start[0] == now[0]:  # a tick takes 10 ms
             return None
         wall, others = (after - before for after, before in zip(now, self._start, strict=True))
         return max(0.0, others / wall)

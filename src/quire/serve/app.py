@@ -31,5 +31,4 @@ def make_app(models: ModelSet, routes: Sequence[BaseRoute] = ROUTES) -> ASGIApp:
     )
     app.router.redirect_slashes = False  # a redirect would contain the client's Host header
     app.state.models = models
-    app.state.services = models.server
     return Frame(app, models.server, open_paths=frozenset(route.path for route in page))

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
-from typing import Final, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from quire.engine.text.tenant_pool import TenantPool
 from quire.serve.management_errors import bundle_under_way, disk_cache_fails
 
-RETRY_S: Final = 2.0
 Result = TypeVar("Result")
 
 
@@ -40,7 +39,7 @@ class Bundles:
         The thread closes them after all work that it got earlier.
         """
         if self._is_busy:
-            raise bundle_under_way(RETRY_S)
+            raise bundle_under_way()
         self._is_busy = True
         opening = asyncio.ensure_future(self.run(open_file))
         try:

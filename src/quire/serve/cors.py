@@ -18,9 +18,9 @@ from starlette.responses import Response
 
 from quire.serve.host_names import ANY, allowed_origin
 
-METHODS: Final = b"GET, POST, DELETE, OPTIONS"
+METHODS: Final = "GET, POST, DELETE, OPTIONS"
 EXPOSED: Final = b"x-request-id, openai-processing-ms, retry-after"
-ANSWER_KEPT_S: Final = b"600"
+ANSWER_KEPT_S: Final = "600"
 MAX_HEADERS_LENGTH: Final = 2000
 HEADER_NAMES: Final = re.compile(rb"[A-Za-z0-9_, -]*")
 
@@ -65,9 +65,9 @@ class Origins:
         requested = headers.get(b"access-control-request-headers", b"")
         is_plain = len(requested) <= MAX_HEADERS_LENGTH and HEADER_NAMES.fullmatch(requested)
         cors_headers = {
-            "access-control-allow-methods": METHODS.decode(),
+            "access-control-allow-methods": METHODS,
             "access-control-allow-headers": requested.decode("latin-1") if is_plain and requested else "content-type",
-            "access-control-max-age": ANSWER_KEPT_S.decode(),
+            "access-control-max-age": ANSWER_KEPT_S,
         }
         if headers.get(b"access-control-request-private-network") == b"true":
             cors_headers["access-control-allow-private-network"] = "true"

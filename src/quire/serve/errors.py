@@ -119,9 +119,9 @@ def api_error_of(error: BaseException) -> ApiError:
     if isinstance(error, InvalidRequestError):
         return ApiError(400, str(error), code="invalid_value", param=error.field)
     if isinstance(error, TooManyJobsError):
-        return too_many_texts(RESTART_S)
+        return too_many_texts()
     if isinstance(error, ExecutionError):
-        return engine_unavailable(RESTART_S)
+        return engine_unavailable()
     return ApiError(500, "internal error: this is a bug in the server; its log has the details", code="internal_error")
 
 
@@ -244,10 +244,10 @@ def too_many_requests(retry_after_s: float) -> ApiError:
     return ApiError(429, message, code="slow_down", headers=retry_after(retry_after_s))
 
 
-def too_many_texts(retry_after_s: float) -> ApiError:
+def too_many_texts() -> ApiError:
     """Return the answer to a key that has too many long texts or descriptions of models waiting to be read."""
     message = "this API key has reached its limit of queued long texts and descriptions of models; try again later"
-    return ApiError(429, message, code="slow_down", headers=retry_after(retry_after_s))
+    return ApiError(429, message, code="slow_down", headers=retry_after(RESTART_S))
 
 
 def too_many_bytes_of_key(limit: int, retry_after_s: float) -> ApiError:
@@ -283,16 +283,16 @@ def too_many_readers_of_key(limit: int) -> ApiError:
     return ApiError(429, message, code="too_many_readers", headers=retry_after(RESTART_S))
 
 
-def draining(retry_after_s: float) -> ApiError:
+def draining() -> ApiError:
     """Return the answer of a server that is about to stop."""
     message = "the server is shutting down and accepts no new requests"
-    return ApiError(503, message, code="server_is_draining", headers=retry_after(retry_after_s))
+    return ApiError(503, message, code="server_is_draining", headers=retry_after(5.0))
 
 
-def engine_unavailable(retry_after_s: float) -> ApiError:
+def engine_unavailable() -> ApiError:
     """Return the answer while the engine starts or restarts."""
     message = "the engine is starting or restarting; try again later"
-    return ApiError(503, message, code="engine_unavailable", headers=retry_after(retry_after_s))
+    return ApiError(503, message, code="engine_unavailable", headers=retry_after(RESTART_S))
 
 
 def model_not_loaded_in_time(name: str, limit_s: float, retry_after_s: float) -> ApiError:

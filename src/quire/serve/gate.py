@@ -31,7 +31,6 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from types import TracebackType
 from typing import Final
 
 from quire.core.clock import Clock
@@ -50,8 +49,6 @@ RATE_MEMORY_S = 20.0
 KNOWN_AFTER_S = 1.0
 """A rate measured over less time than this cannot predict how long a call will wait."""
 
-DRAINING_RETRY_S = 5.0
-ENGINE_RETRY_S = 2.0
 WARN_EVERY_S = 10.0
 
 
@@ -203,8 +200,8 @@ class Gate:
     def closed(self) -> ApiError | None:
         """Return the error answer if the gate admits no calls at the moment, else None. Does not mutate."""
         if self._is_draining:
-            return draining(DRAINING_RETRY_S)
-        return None if self.is_ready else engine_unavailable(ENGINE_RETRY_S)
+            return draining()
+        return None if self.is_ready else engine_unavailable()
 
     def require_ready(self) -> None:
         """Raise the answer of `closed`, to refuse a call early. Counts the refusal."""
@@ -365,7 +362,5 @@ class Visit:
     def __enter__(self) -> Visit:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.leave()

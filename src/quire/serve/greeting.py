@@ -16,7 +16,6 @@ from quire.engine.memory_plan import MemoryPlan
 GIB: Final = 1 << 30
 QUESTION: Final = "What is a block table?"
 
-
 CHAT: Final = ("chat/completions", "chat.completions", "messages", "choices[0].message.content")
 TEXT: Final = ("completions", "completions", "prompt", "choices[0].text")
 VECTORS: Final = ("embeddings", "embeddings", "input", "data[0].embedding[:4]")

@@ -11,17 +11,17 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 import quire
-from quire.serve.errors import operator_required
+from quire.serve.endpoints.line import require_operator
 from quire.serve.frame import METRICS_PATH
 from quire.serve.loading.model_set import ModelSet
 from quire.serve.metrics import body_families, joined_families, text_families
 from quire.serve.prometheus import CONTENT_TYPE, Family, by_label, gauge, render
+from quire.serve.render.answer import json_answer
 from quire.serve.tenants import Tenant
 
 
@@ -30,32 +30,28 @@ def _models(request: Request) -> ModelSet:
     return models
 
 
-def _json(value: dict[str, Any]) -> Response:
-    return Response(msgspec.json.encode(value), media_type="application/json")
-
-
 async def _alive(request: Request) -> Response:
-    return _json({"status": "alive"})
+    return json_answer({"status": "alive"})
 
 
 async def _ready(request: Request) -> Response:
     answer = _models(request).closed()
     if answer is not None:
         raise answer
-    return _json({"status": "ready"})
+    return json_answer({"status": "ready"})
 
 
 async def _version(request: Request) -> Response:
-    return _json({"version": quire.__version__})
+    return json_answer({"version": quire.__version__})
 
 
 async def _load(request: Request) -> Response:
     models, tenant = _models(request), request.state.context.tenant
     if not tenant.is_operator:
-        return _json(_own_load(models, tenant))
+        return json_answer(_own_load(models, tenant))
     gates, stats = [each.gate for each in models.models], [each.model.stats() for each in models.models]
     num_blocks = sum(each.num_blocks for each in stats)
-    return _json(
+    return json_answer(
         {
             "server_load": sum(gate.num_sequences for gate in gates),
             "num_waiting": sum(gate.num_waiting_sequences for gate in gates) + models.residency.num_waiting,
@@ -81,9 +77,8 @@ def _own_load(models: ModelSet, tenant: Tenant) -> dict[str, Any]:
 
 
 async def _metrics(request: Request) -> Response:
+    require_operator(request)
     models = _models(request)
-    if not request.state.context.tenant.is_operator:
-        raise operator_required(METRICS_PATH)
     families = [
         *models.server.calls.families(),
         *model_families(models),

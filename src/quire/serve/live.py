@@ -15,8 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
-from starlette.requests import ClientDisconnect
-from starlette.types import Receive, Scope, Send
+from starlette.types import Send
 
 import quire
 from quire.core.clock import Clock
@@ -31,7 +30,7 @@ from quire.serve.live_mirror import Holdings, LiveMirror
 from quire.serve.live_places import LiveShared
 from quire.serve.live_reader import Line, LiveReader
 from quire.serve.model import ServedModel
-from quire.serve.sse import gone, unless
+from quire.serve.sse import HEADERS, LongAnswer
 from quire.serve.tenants import ANYBODY, Tenant
 
 FRAMES_EVERY_S: Final = 0.125
@@ -41,11 +40,7 @@ ADDRESS: Final = "{address}"
 """A placeholder in example calls: the reader replaces it with the address that it uses for this server."""
 MOST_CALLS: Final = 1 << 14
 """How many call ids to remember: the newest."""
-HEADERS: Final = (
-    (b"content-type", b"application/x-ndjson"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),  # a proxy that buffers lines defeats a stream
-)
+LIVE_HEADERS: Final = ((b"content-type", b"application/x-ndjson"), *HEADERS)
 
 
 @dataclass(slots=True)
@@ -369,27 +364,24 @@ async def _news(live: Live, reader: LiveReader) -> None:
     reader.wake.clear()
 
 
-class LiveStream:
+class LiveStream(LongAnswer):
     """The answer to `GET /live`: lines, until the reader disconnects or the server stops."""
+
+    has_begun = True  # a client that leaves is no error: most streams end this way
 
     def __init__(self, live: Live, tenant: Tenant, replica: int) -> None:
         self._live = live
         self._tenant = tenant
         self._replica = replica
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer; raises `ApiError` at the limit of readers. Mutates."""
+    async def write(self, send: Send) -> None:
+        """Send the lines; raises `ApiError` at the limit of readers. Mutates."""
         reader = self._live.join(self._tenant, self._replica)
         try:
-            await unless(gone(receive), self._write(reader, send))
-        except ClientDisconnect:
-            pass  # most streams end this way
+            await send({"type": "http.response.start", "status": 200, "headers": list(LIVE_HEADERS)})
+            async with aclosing(lines(self._live, reader)) as written:
+                async for piece in written:
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             self._live.leave(reader)
-
-    async def _write(self, reader: LiveReader, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": list(HEADERS)})
-        async with aclosing(lines(self._live, reader)) as written:
-            async for piece in written:
-                await send({"type": "http.response.body", "body": piece, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -18,6 +18,7 @@ from quire.engine.records.live import (
     BLOCK_COLUMNS,
     EVENT_COLUMNS,
     GONE_COLUMNS,
+    NOBODY,
     REQUEST_COLUMNS,
     SLOT_COLUMNS,
     UNCHANGED_S,
@@ -30,7 +31,6 @@ from quire.engine.records.stats import EngineStats
 from quire.memory.journal import NOT_PUBLISHED
 from quire.scheduler.journal import EventKind
 
-NOBODY: Final = -1
 FREE_ROW: Final = (int(LiveState.FREE), 0, NOBODY, NOT_PUBLISHED, NOBODY)
 
 

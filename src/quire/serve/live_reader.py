@@ -19,10 +19,10 @@ from heapq import heappop, heappush
 from typing import Any, Final
 
 from quire.core.request import RequestStatus
-from quire.engine.records.live import MOST_UNSEEN, STATUSES, LiveState
+from quire.engine.records.live import MOST_UNSEEN, NOBODY, STATUSES, LiveState
 from quire.memory.journal import NOT_PUBLISHED
 from quire.scheduler.journal import END_KINDS, EventKind
-from quire.serve.live_mirror import NOBODY, BlockRow, EventRow, LiveChange, LiveMirror, RequestRow
+from quire.serve.live_mirror import BlockRow, EventRow, LiveChange, LiveMirror, RequestRow
 from quire.serve.tenants import Tenant
 
 MOST_EVENTS: Final = 512
@@ -90,10 +90,8 @@ class LiveReader:
         self.num_rejected = 0  # as last sent
         self.states: tuple[str, ...] = ()  # as last sent
         self.name = None if tenant.is_operator else tenant.name  # the tenant whose requests it sees; None: all
-        self.first_tokens_s: deque[float] = deque(
-            maxlen=MOST_SAMPLES
-        )  # appended to for every token, so it must be fast
-        self.gaps_s: deque[float] = deque(maxlen=MOST_SAMPLES)
+        self.first_tokens_s: deque[float] = deque(maxlen=MOST_SAMPLES)
+        self.gaps_s: deque[float] = deque(maxlen=MOST_SAMPLES)  # appended to for every token, so it must be fast
         self.begin()
 
     def begin(self) -> None:

@@ -87,14 +87,12 @@ def configure_logs(log_format: str, stream: TextIO) -> None:
     root.setLevel(logging.INFO)
     logging.getLogger("quire.engine").setLevel(logging.WARNING)  # the server prints the engine's start as a table
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
-    event_loop = logging.getLogger("asyncio")
-    event_loop.handlers, event_loop.propagate = [handler], False
-    event_loop.filters = [Seldom(SystemClock())]  # at the limit of open files it logs an error for each connection
     seldom = logging.StreamHandler(stream)
     seldom.setFormatter(handler.formatter)
     seldom.addFilter(Seldom(SystemClock()))
-    traces = logging.getLogger("opentelemetry")  # it logs an error for each batch that it cannot send
-    traces.handlers, traces.propagate = [seldom], False
+    # At the limit of open files, asyncio logs an error for each connection; opentelemetry for each batch not sent.
+    for other in map(logging.getLogger, ("asyncio", "opentelemetry")):
+        other.handlers, other.propagate = [seldom], False
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:

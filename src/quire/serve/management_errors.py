@@ -66,10 +66,10 @@ def scope_not_kept() -> ApiError:
     return ApiError(403, message, code="not_persistent")
 
 
-def bundle_under_way(retry_after_s: float) -> ApiError:
+def bundle_under_way() -> ApiError:
     """Return the answer to a bundle while another is imported or exported."""
     message = "another bundle is being exported or imported; try again when it is done"
-    return ApiError(429, message, code="slow_down", headers=retry_after(retry_after_s))
+    return ApiError(429, message, code="slow_down", headers=retry_after(RESTART_S))
 
 
 def prompt_not_kept(found: int, wanted: int) -> ApiError:

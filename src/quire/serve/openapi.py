@@ -1,14 +1,15 @@
 """The OpenAPI document, generated from the structs of requests and answers.
 
-Written by hand are the paths, and what a struct cannot express: the forms of a prompt, fields that are accepted and
-ignored, and fields that are refused unless they have no effect. It leaves out ranges that depend on the model (token
-ids, context length); a value outside them is still answered with 400.
+Written by hand are the paths, and what a struct cannot express: `FORMS`, fields that are accepted and ignored, and
+fields that are refused unless they have no effect. It leaves out ranges that depend on the model (token ids, context
+length); a value outside them is still answered with 400.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import cache
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -20,6 +21,7 @@ from quire.serve.schemas.adapters import AdapterAnswer, LoadAdapterRequest, Unlo
 from quire.serve.schemas.cache import CacheExportRequest, CacheImportAnswer, CacheWarmAnswer, CacheWarmRequest
 from quire.serve.schemas.chat import ChatCompletion, ChatCompletionChunk, ChatRequest
 from quire.serve.schemas.cohere import CohereEmbedAnswer, CohereEmbedRequest
+from quire.serve.schemas.common import ModelFields
 from quire.serve.schemas.completions import Completion, CompletionRequest
 from quire.serve.schemas.embeddings import (
     EmbeddingAnswer,
@@ -30,8 +32,8 @@ from quire.serve.schemas.embeddings import (
     OllamaEmbedRequest,
 )
 from quire.serve.schemas.fields import IGNORED, REFUSED
+from quire.serve.schemas.forms import FORMS, JSON_TEXT, OBJECT, STRING, Schema, any_of, object_of
 from quire.serve.schemas.llama_server import LlamaCompletion, LlamaCompletionRequest, LlamaInfillRequest, LlamaProps
-from quire.serve.schemas.message_forms import message_list, system_prompt, tool_list
 from quire.serve.schemas.messages import CountTokensRequest, MessageAnswer, MessagesRequest, TokensCounted
 from quire.serve.schemas.ollama import (
     ListedModels,
@@ -67,70 +69,7 @@ from quire.serve.schemas.tokens import (
     TokenizeAnswer,
     TokenizeRequest,
 )
-from quire.serve.schemas.tool_forms import chat_tools, response_tools, tool_choice, tool_items, tool_messages
 
-Schema = dict[str, Any]
-
-REQUESTS: Final = (
-    CacheExportRequest,
-    CacheWarmRequest,
-    ClassifyRequest,
-    CohereEmbedRequest,
-    LoadAdapterRequest,
-    CohereRerankRequest,
-    RerankRequest,
-    ScoreRequest,
-    UnloadAdapterRequest,
-    CompletionRequest,
-    ChatRequest,
-    ResponseRequest,
-    CountTokensRequest,
-    MessagesRequest,
-    OllamaChatRequest,
-    OllamaGenerateRequest,
-    OllamaShowRequest,
-    OllamaEmbedRequest,
-    OllamaEmbeddingsRequest,
-    EmbeddingRequest,
-    LlamaCompletionRequest,
-    LlamaInfillRequest,
-    TokenizeRequest,
-    DetokenizeRequest,
-)
-ANSWERS: Final = (
-    AdapterAnswer,
-    CacheImportAnswer,
-    CacheWarmAnswer,
-    ClassifyAnswer,
-    CohereEmbedAnswer,
-    CohereRerankAnswer,
-    RerankAnswer,
-    ScoreAnswer,
-    Completion,
-    ChatCompletion,
-    ChatCompletionChunk,
-    ResponseAnswer,
-    MessageAnswer,
-    TokensCounted,
-    OllamaChatAnswer,
-    OllamaGenerateAnswer,
-    ListedModels,
-    LoadedModels,
-    ShownModel,
-    OllamaVersion,
-    OllamaEmbedAnswer,
-    OllamaEmbeddingsAnswer,
-    EmbeddingAnswer,
-    LlamaCompletion,
-    LlamaProps,
-    TokenizeAnswer,
-    DetokenizeAnswer,
-    ModelCard,
-    ModelList,
-    ErrorBody,
-    MessagesErrorBody,
-    OllamaErrorBody,
-)
 OPEN: Final = {
     "/livez": "Check that the process is alive.",
     "/readyz": "Check that the server admits requests.",
@@ -139,28 +78,19 @@ OPEN: Final = {
     "/version": "The version of the server.",
 }
 
-TOKEN_IDS: Final[Schema] = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
-TEXT: Final[Schema] = {"type": "string", "minLength": 1}
-JSON_TEXT: Final[Schema] = {"type": "string", "contentMediaType": "application/json"}
-LINE: Final[Schema] = {
-    "type": "object",
-    "required": ["type"],
-    "properties": {"type": {"enum": ["hello", "frame"]}},
-}
-PROMPT: Final[Schema] = {
-    "description": "A text, token ids, or a list of either.",
-    "anyOf": [
-        TEXT,
-        TOKEN_IDS,
-        {"type": "array", "minItems": 1, "items": TEXT},
-        {"type": "array", "minItems": 1, "items": TOKEN_IDS},
-    ],
-}
+ANY_JSON: Final[Schema] = {"application/json": {"schema": OBJECT}}
 
 
 @cache
 def openapi_document() -> bytes:
     """Return the document, as JSON. Does not mutate."""
+    kinds: dict[type, None] = {}
+
+    def refer(kind: type) -> Schema:
+        kinds[kind] = None
+        return {"$ref": f"#/components/schemas/{kind.__name__}"}
+
+    paths = msgspec.json.encode(_paths(), enc_hook=refer)
     return msgspec.json.encode(
         {
             "openapi": "3.2.0",  # the first version with event streams
@@ -169,9 +99,9 @@ def openapi_document() -> bytes:
                 "version": quire.__version__,
                 "description": "APIs that are compatible with OpenAI, Anthropic and Ollama, and quire's extensions.",
             },
-            "paths": _paths(),
+            "paths": msgspec.Raw(paths),
             "components": {
-                "schemas": _schemas(),
+                "schemas": _schemas(kinds),
                 "securitySchemes": {
                     "key": {"type": "http", "scheme": "bearer"},
                     "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
@@ -182,60 +112,22 @@ def openapi_document() -> bytes:
     )
 
 
-def _schemas() -> Schema:
-    _, found = msgspec.json.schema_components((*REQUESTS, *ANSWERS), ref_template="#/components/schemas/{name}")
-    for kind in REQUESTS:
+def _schemas(kinds: Collection[type]) -> Schema:
+    _, found = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
+    for kind in filter(lambda each: issubclass(each, ModelFields), kinds):
         properties = found[kind.__name__]["properties"]
         for name in sorted(IGNORED - properties.keys()):
             properties[name] = {"description": "Accepted, and ignored."}
         for name, refusal in REFUSED.items():
             if name not in properties:
                 properties[name] = {"enum": [None, *refusal.nothing], "description": f"Refused: {refusal.why}."}
-    for name in ("CompletionRequest", "CacheWarmRequest", "CacheExportRequest"):
-        found[name]["properties"]["prompt"] = PROMPT
-    found["EmbeddingRequest"]["properties"]["input"] = PROMPT
-    found["LlamaCompletionRequest"]["properties"]["prompt"] = {
-        "anyOf": [
-            TEXT,
-            TOKEN_IDS,
-            *({"type": "array", "minItems": 1, "maxItems": 1, "items": each} for each in (TEXT, TOKEN_IDS)),
-        ]
-    }
-    message = _message("text", ["system", "developer", "user", "assistant"])
-    found["ChatRequest"]["properties"]["messages"] = _list_of({"anyOf": [message, *tool_messages()]})
-    item = _message("input_text", ["system", "developer", "user", "assistant"]) | {"additionalProperties": False}
-    items = _list_of({"anyOf": [item, *tool_items()]})
-    found["ResponseRequest"]["properties"]["input"] = {"anyOf": [{"type": "string"}, items]}
-    found["ChatRequest"]["properties"] |= {"tools": chat_tools(), "tool_choice": tool_choice("function")}
-    found["ResponseRequest"]["properties"] |= {"tools": response_tools(), "tool_choice": tool_choice()}
-    for kind in (CountTokensRequest, MessagesRequest):
-        forms = {"messages": message_list(), "system": system_prompt(), "tools": tool_list()}
-        found[kind.__name__]["properties"] |= forms
+    for request, form in FORMS.items():
+        found[request]["properties"] |= form
     return found
 
 
-def _list_of(item: Schema) -> Schema:
-    return {"type": "array", "minItems": 1, "maxItems": 4096, "items": item}
-
-
-def _message(part: str, roles: list[str]) -> Schema:
-    """Return the form of a message for any model; a model's chat template decides which roles and orders it accepts."""
-    parts = {
-        "type": "array",
-        "items": {
-            "type": "object",
-            "required": ["type", "text"],
-            "properties": {"type": {"const": part}, "text": {"type": "string"}},
-        },
-    }
-    return {
-        "type": "object",
-        "required": ["role", "content"],
-        "properties": {"role": {"enum": roles}, "content": {"anyOf": [{"type": "string"}, parts]}},
-    }
-
-
 def _paths() -> Schema:
+    """Return the paths; a struct stands for a reference to its schema."""
     paths: Schema = {
         "/v1/completions": _post("Continue prompts.", CompletionRequest, Completion, _chunks(Completion)),
         "/v1/chat/completions": _post(
@@ -248,7 +140,7 @@ def _paths() -> Schema:
         "/v2/embed": _post("Make vectors of texts, as Cohere does.", CohereEmbedRequest, CohereEmbedAnswer),
         "/v1/models": _get("List the served models.", _json(ModelList)),
         "/v1/models/{model_id}": _get("Describe a served model.", _json(ModelCard))
-        | {"parameters": [{"name": "model_id", "in": "path", "required": True, "schema": {"type": "string"}}]},
+        | {"parameters": [{"name": "model_id", "in": "path", "required": True, "schema": STRING}]},
         "/completion": _post(
             "Continue a prompt (llama-server).", LlamaCompletionRequest, LlamaCompletion, _event(JSON_TEXT)
         ),
@@ -259,18 +151,16 @@ def _paths() -> Schema:
         "/props": _get("Describe the server (llama-server).", _json(LlamaProps)),
         "/live": _get(
             "Stream events of the KV memory of a model (?model=NAME; the first) until the client disconnects.",
-            {"application/x-ndjson": {"itemSchema": LINE}},
+            {"application/x-ndjson": {"itemSchema": object_of({"type": {"enum": ["hello", "frame"]}})}},
         ),
-        "/openapi.json": _get("This document.", {"application/json": {"schema": {"type": "object"}}}),
-        "/load": _get("Load of the server.", {"application/json": {"schema": {"type": "object"}}}),
-        "/metrics": _get(
-            "Metrics in Prometheus format, for operators.", {"text/plain": {"schema": {"type": "string"}}}
-        ),
+        "/openapi.json": _get("This document.", ANY_JSON),
+        "/load": _get("Load of the server.", ANY_JSON),
+        "/metrics": _get("Metrics in Prometheus format, for operators.", {"text/plain": {"schema": STRING}}),
     }
     for prefix in ("", "/v1"):
         paths[f"{prefix}/tokenize"] = _post("The token ids of a text.", TokenizeRequest, TokenizeAnswer)
         paths[f"{prefix}/detokenize"] = _post("The text of token ids.", DetokenizeRequest, DetokenizeAnswer)
-    done = _answers({"application/json": {"schema": {"type": "object"}}})
+    done = _answers(ANY_JSON)
     for name, command in OPERATOR_COMMANDS.items():
         paths[f"/{name}"] = {"post": {"summary": f"{type(command).__doc__} For operators.", "responses": done}}
     summary = "Restart the engines, one after another, while requests go on; answers when all are back. For operators."
@@ -289,7 +179,7 @@ def _paths() -> Schema:
     )
     paths |= _cache_paths()
     for path, summary in OPEN.items():
-        paths[path] = _get(summary, {"application/json": {"schema": {"type": "object"}}})
+        paths[path] = _get(summary, ANY_JSON)
         paths[path]["get"]["security"] = []
     paths["/ping"]["post"] = paths["/ping"]["get"]
     paths |= _messages_paths() | _ollama_paths()
@@ -305,8 +195,7 @@ def _cache_paths() -> Schema:
     bundle = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
     export = _post("Return the KV blocks of a prompt as a bundle. For operators.", CacheExportRequest, CacheWarmAnswer)
     export["post"]["responses"] = _answers(bundle)
-    text = {"type": "string"}
-    names = [{"name": name, "in": "query", "schema": text} for name in ("model", "cache_salt")]
+    names = [{"name": name, "in": "query", "schema": STRING} for name in ("model", "cache_salt")]
     take_in = {
         "summary": "Import the KV blocks of a bundle. For operators.",
         "parameters": names,
@@ -363,17 +252,16 @@ def _post(summary: str, request: type, answer: type, stream: Schema | None = Non
 
 def _chunks(kind: type) -> Schema:
     """Return the form of a stream of chunks, which ends with the event [DONE]."""
-    chunk = {**JSON_TEXT, "contentSchema": {"$ref": f"#/components/schemas/{kind.__name__}"}}
-    return _event({"anyOf": [chunk, {"const": "[DONE]"}]})
+    chunk = {**JSON_TEXT, "contentSchema": kind}
+    return _event(any_of(chunk, {"const": "[DONE]"}))
 
 
 def _event(data: Schema) -> Schema:
-    event = {"type": "object", "required": ["data"], "properties": {"event": {"type": "string"}, "data": data}}
-    return {"text/event-stream": {"itemSchema": event}}
+    return {"text/event-stream": {"itemSchema": object_of({"event": STRING, "data": data}, ["data"])}}
 
 
 def _lines(kind: type) -> Schema:
-    return {"application/x-ndjson": {"itemSchema": {"$ref": f"#/components/schemas/{kind.__name__}"}}}
+    return {"application/x-ndjson": {"itemSchema": kind}}
 
 
 def _answers(content: Schema) -> Schema:
@@ -383,4 +271,4 @@ def _answers(content: Schema) -> Schema:
 
 
 def _json(kind: type) -> Schema:
-    return {"application/json": {"schema": {"$ref": f"#/components/schemas/{kind.__name__}"}}}
+    return {"application/json": {"schema": kind}}

@@ -113,7 +113,7 @@ class Server:
 
     async def run(self, listener: socket.socket) -> None:
         """Listen, load, and serve until `stop`; raises the error if the only model cannot be loaded or is lost."""
-        with self._signals():  # from the line on that says that the server listens
+        with self._signals():  # before the line that says that the server listens
             address = address_of(listener, self._scheme)
             self._introduce(address)
             tasks = [asyncio.create_task(self._load(address)), asyncio.create_task(self._tell())]

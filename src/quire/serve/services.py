@@ -1,6 +1,6 @@
 """Services: the objects that endpoints work with.
 
-ServerServices   settings, tenants, hosts, bodies, counts of calls       one per server: request.app.state.services
+ServerServices   settings, tenants, hosts, bodies, counts of calls       one per server: `ModelSet.server`
 Services         these, and a model with its gate, metrics and live      one per model, found by `ModelSet`
 """
 

@@ -62,8 +62,8 @@ class Traces:
         self._provider = TracerProvider(
             resource=resource, id_generator=cast("IdGenerator", self._ids), shutdown_on_exit=False
         )
-        self._exporter = OTLPSpanExporter(endpoint, timeout=SEND_WITHIN_S)
-        self._provider.add_span_processor(BatchSpanProcessor(self._exporter, max_queue_size=MAX_SPANS))
+        exporter = OTLPSpanExporter(endpoint, timeout=SEND_WITHIN_S)
+        self._provider.add_span_processor(BatchSpanProcessor(exporter, max_queue_size=MAX_SPANS))
         self._tracer = self._provider.get_tracer("quire", quire.__version__)
         self._epoch_s = time.time() - clock.now()
 

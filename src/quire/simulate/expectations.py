@@ -21,7 +21,7 @@ from quire.simulate.hardware import Hardware
 from quire.simulate.model_shape import ModelShape
 from quire.simulate.roofline import Numbers, Roofline
 
-RESERVED_TOKENS = 4096
+CONTEXT, RESERVED_TOKENS = 1024, 4096
 BLOCK_SIZE = 16
 
 
@@ -78,15 +78,11 @@ def memory_savings() -> tuple[Saving, ...]:
 class CardExpectation:
     """The capacity and speed of a card for a model, in a given number format; tokens per second are bounds.
 
-    `num_tokens`: the total of all contexts, and so the longest single one; `num_contexts` of `context` tokens at once;
+    `num_tokens`: the total of all contexts, and so the longest single one; `num_contexts` of `CONTEXT` tokens at once;
     `reserved_contexts`: their number if each reserved `RESERVED_TOKENS`.
     """
 
-    numbers: Numbers
-    weight_bytes: int
-    kv_bytes: int
     num_tokens: int
-    context: int
     num_contexts: int
     reserved_contexts: int
     stream_tokens_per_s: float
@@ -94,27 +90,22 @@ class CardExpectation:
 
 
 def card_expectation(
-    hardware: Hardware, shape: ModelShape, numbers: Numbers, *, other_bytes: int = 0, context: int = 1024
+    hardware: Hardware, shape: ModelShape, numbers: Numbers, *, other_bytes: int = 0
 ) -> CardExpectation | None:
     """Return the expectation; None if weights and `other_bytes` (activations) leave no room for one context."""
-    weight_bytes = shape.weight_bytes(numbers.dtype, numbers.weights)
-    kv_bytes = hardware.memory_bytes - weight_bytes - other_bytes
+    kv_bytes = hardware.memory_bytes - shape.weight_bytes(numbers.dtype, numbers.weights) - other_bytes
     spec = shape.kv_cache_spec(BLOCK_SIZE, numbers.stored_kv_dtype)
     num_blocks = max(0, kv_bytes) // spec.bytes_per_block
-    num_contexts = num_blocks // spec.num_blocks_for(context)
+    num_contexts = num_blocks // spec.num_blocks_for(CONTEXT)
     if not num_contexts:
         return None
     roofline = Roofline(hardware, shape, numbers)
     return CardExpectation(
-        numbers=numbers,
-        weight_bytes=weight_bytes,
-        kv_bytes=kv_bytes,
         num_tokens=num_blocks // len(spec.groups) * BLOCK_SIZE,
-        context=context,
         num_contexts=num_contexts,
         reserved_contexts=num_blocks // spec.num_blocks_for(RESERVED_TOKENS),
-        stream_tokens_per_s=1 / roofline.decode_s(1, context),
-        batch_tokens_per_s=num_contexts / roofline.decode_s(num_contexts, context),
+        stream_tokens_per_s=1 / roofline.decode_s(1, CONTEXT),
+        batch_tokens_per_s=num_contexts / roofline.decode_s(num_contexts, CONTEXT),
     )
 
 

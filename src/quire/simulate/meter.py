@@ -77,14 +77,14 @@ class Meter:
         self.num_copied_blocks = 0
         self.num_moved_blocks = 0
 
-    def took(self, request: Request, due_s: float, track: Track | None = None) -> None:
-        """Record that a request was added; `track`: its times from another replica. Mutates."""
-        self._tracks[request.request_id, 0] = Track(due_s) if track is None else track
+    def took(self, request: Request, due_s: float, track: Track | None = None, *, leaves: bool = False) -> None:
+        """Record that a request was added; `track`: its times from another replica. Mutates.
 
-    def took_to_leave(self, request: Request, due_s: float) -> None:
-        """Record that a request was added that continues in another replica after its end here. Mutates."""
-        self.took(request, due_s)
-        self._leaving.add(request.request_id)
+        `leaves`: it continues in another replica after its end here.
+        """
+        self._tracks[request.request_id, 0] = Track(due_s) if track is None else track
+        if leaves:
+            self._leaving.add(request.request_id)
 
     def take_left(self, request_id: str) -> Track | None:
         """Return the times of a request that continues in another replica; None: it has ended. Mutates."""

@@ -80,10 +80,7 @@ class Replica:
         if not self.is_busy:
             clock.advance(max(0.0, now_s - clock.now()))
         self.engine.add(request)
-        if leaves:
-            self.meter.took_to_leave(request, due_s)
-        else:
-            self.meter.took(request, due_s, track)
+        self.meter.took(request, due_s, track, leaves=leaves)
         self.num_requests += 1
 
     @property

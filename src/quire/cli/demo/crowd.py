@@ -66,9 +66,9 @@ def visits(draw: random.Random) -> Iterator[Visit]:
         yield Visit(0.1, f"How do {draw.choice(SUBJECTS)} and {draw.choice(SUBJECTS)} differ?", draw.randint(600, 1100))
 
 
-async def crowd(host: str, port: int, seed: int = 0) -> None:
+async def crowd(host: str, port: int) -> None:
     """Send requests to a server, round after round, until cancelled."""
-    draw = random.Random(seed)
+    draw = random.Random(0)
     while True:
         async with asyncio.TaskGroup() as guests:
             for visit in visits(draw):

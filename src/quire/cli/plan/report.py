@@ -6,11 +6,12 @@ import math
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Any
 
 from quire.cli.plan.here import HERE
 from quire.cli.plan.sizing import MIB, EngineSizer
 from quire.cli.plan.study import Study
+from quire.cli.tables import NOTHING, show_table
 from quire.core.byte_sizes import format_bytes
 from quire.core.kv_spec import DTYPE_BYTES
 from quire.engine.records.report import LABEL_COLUMNS
@@ -19,7 +20,6 @@ from quire.simulate.estimate import Estimate
 from quire.simulate.lengths import RequestLengths
 from quire.simulate.planner import Recommendation
 
-NOTHING: Final = "−"
 Row = tuple[str, Sequence[str]]
 
 
@@ -35,7 +35,7 @@ class PlanReport:
 
     def __str__(self) -> str:
         """Return the text."""
-        blocks = [self._facts(), _table(self._rows())]
+        blocks = [self._facts(), show_table([(label, *cells) for label, cells in self._rows()])]
         command = f"quire serve {shlex.quote(self.sizer.config.model)} {self.given}".rstrip()
         blocks.extend(_advice(command, study) for study in self.studies)
         return "\n\n".join(block for block in blocks if block)
@@ -146,16 +146,6 @@ class PlanReport:
             },
             "machines": [_study_json(study) for study in self.studies],
         }
-
-
-def _table(rows: Sequence[Row]) -> str:
-    label_columns = max(len(label) for label, _ in rows) + 2
-    widths = [max(len(cells[column]) for _, cells in rows) for column in range(len(rows[0][1]))]
-    lines = []
-    for label, cells in rows:
-        shown = "  ".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
-        lines.append(f"{label:<{label_columns}}{shown}".rstrip())
-    return "\n".join(lines)
 
 
 def _advice(command: str, study: Study) -> str:

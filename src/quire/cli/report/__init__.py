@@ -43,7 +43,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(arguments: argparse.Namespace) -> int:
     """Read a log and print its analysis. Returns the exit status."""
-    from quire.cli.simulate.files import write_text
+    from quire.cli.simulate.files import show_results, write_text
     from quire.cli.simulate.progress import ProgressLine
     from quire.core.clock import SystemClock
     from quire.core.config import require_int
@@ -55,9 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
         report = make_report(arguments.log, progress, arguments.limit)
     finally:
         progress.close()
-    print(report.as_json() if arguments.json == "-" else report)
-    if arguments.json not in (None, "-"):
-        write_text(arguments.json, report.as_json() + "\n")
+    show_results(report, report.as_json, arguments.json)
     if arguments.html is not None:
         from quire.cli.report.document import report_document
         from quire.reporting.document.html import document_html
@@ -97,9 +95,7 @@ def make_report(path: str, progress: ProgressLine | None = None, limit: int | No
     except InvalidValueError as error:
         return Report(path, recorded, None, (), str(error))
     simulated = traffic.try_on(setup, "the same settings")
-    findings = []
-    for trial in trials(recorded, setup):
-        findings.append(finding(trial, simulated, traffic.try_on(trial.setup, trial.setting)))
-    findings = [found for found in findings if found.is_told]
-    findings.sort(key=lambda found: found.verdict)  # gains, then gains at a price, then no gain
+    found = [finding(each, simulated, traffic.try_on(each.setup, each.setting)) for each in trials(recorded, setup)]
+    # Gains, then gains at a price, then no gain.
+    findings = sorted((each for each in found if each.is_told), key=lambda each: each.verdict)
     return Report(path, recorded, simulated, tuple(findings))

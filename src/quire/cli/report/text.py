@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from quire.cli.report.advice import HITS, Finding
 from quire.cli.report.recorded import RecordedRun
-from quire.cli.report.units import NOTHING, show_bytes, show_count, show_seconds, show_share
-from quire.cli.simulate.report import show_table
+from quire.cli.report.units import show_bytes, show_count, show_seconds, show_share
+from quire.cli.tables import NOTHING, show_table
 from quire.simulate.histogram import Histogram
 from quire.simulate.meter import Latencies
 

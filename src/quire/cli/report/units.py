@@ -5,8 +5,6 @@ from __future__ import annotations
 from quire.core.byte_sizes import format_bytes
 from quire.reporting.document.axis import show_number
 
-NOTHING = "−"
-
 
 def show_seconds(value: float) -> str:
     """Return a time in a suitable unit.

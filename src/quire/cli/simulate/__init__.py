@@ -241,7 +241,7 @@ def _replay(path: str, progress: ProgressLine) -> int:
 
 
 def _simulate(arguments: argparse.Namespace, progress: ProgressLine) -> int:
-    from quire.cli.simulate.files import write_text
+    from quire.cli.simulate.files import show_results, write_text
     from quire.cli.simulate.plot import PlotFile
     from quire.cli.simulate.report import Run, SimulationReport
     from quire.cli.simulate.study import Study
@@ -255,12 +255,7 @@ def _simulate(arguments: argparse.Namespace, progress: ProgressLine) -> int:
         runs.append(Run(variant.name, study.simulate(variant, watchers), frames.frames))
     progress.close()
     report = SimulationReport(study.title, arguments.seed, runs)
-    if arguments.json == "-":
-        print(report.as_json())
-    else:
-        print(report)
-    if arguments.json not in (None, "-"):
-        write_text(arguments.json, report.as_json() + "\n")
+    show_results(report, report.as_json, arguments.json)
     if arguments.csv is not None:
         write_text(arguments.csv, report.as_csv())
     _draw(study.facts, runs, arguments.html, plot)

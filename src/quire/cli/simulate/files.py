@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,6 +19,13 @@ def write_bytes(path: Path, data: bytes) -> None:
     """Write a file, and create its folder: a long run must not end with an error about a missing folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
+
+
+def show_results(results: object, as_json: Callable[[], str], file: str | None) -> None:
+    """Print results, or their JSON if `file` is "-"; write their JSON to any other file."""
+    print(as_json() if file == "-" else results)
+    if file is not None and file != "-":
+        write_text(file, as_json() + "\n")
 
 
 def remark_torn(path: str, why: str, progress: ProgressLine) -> None:

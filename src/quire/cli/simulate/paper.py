@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from quire.cli.model_shapes import find_shape
 from quire.cli.simulate.files import write_text
 from quire.cli.simulate.plot import PlotFile
-from quire.cli.simulate.report import show_table
+from quire.cli.tables import show_table
 from quire.core.errors import InvalidConfigError
 from quire.engine.progress import StatusLine
 from quire.reporting.document.html import document_html

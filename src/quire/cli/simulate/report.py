@@ -8,13 +8,13 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, fields
 
+from quire.cli.tables import NOTHING, show_table
 from quire.core.byte_sizes import format_bytes
 from quire.reporting.document.axis import show_number
 from quire.simulate.frames import Frame
 from quire.simulate.result import ReplicaResult, SimulationResult
 from quire.simulate.timeline import TimelinePoint
 
-NOTHING = "−"
 LATENCIES = (
     ("ttft_s", "first token"),
     ("itl_s", "between tokens"),
@@ -82,23 +82,6 @@ def blocks_of(result: SimulationResult) -> str:
     """Return the number and size of the KV blocks of each replica."""
     ledger = result.replicas[0].ledger
     return show_blocks(ledger.num_blocks, ledger.bytes_per_block)
-
-
-def show_table(rows: Sequence[Sequence[str]]) -> str:
-    """Return rows as text, labels to the left and cells to the right.
-
-    >>> print(show_table([["", "a"], ["requests", "12"]]))
-               a
-    requests  12
-    """
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        "  ".join(
-            [f"{row[0]:<{widths[0]}}", *(f"{cell:>{width}}" for cell, width in zip(row[1:], widths[1:], strict=True))]
-        )
-        for row in rows
-    ]
-    return "\n".join(line.rstrip() for line in lines)
 
 
 def _times(name: str) -> Callable[[SimulationResult], str]:

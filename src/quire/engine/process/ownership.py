@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import threading
-from types import TracebackType
 
 from quire.core.errors import RequestStateError
 
@@ -58,7 +57,5 @@ class Turn:
                 "this LLM is in use by another thread; use it from one thread, or AsyncLLM for many callers"
             )
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.give()

@@ -155,7 +155,7 @@ class Replica:
         """Keep an engine running; return when it cannot be started."""
         delay_s, num_failed_starts = FIRST_RESTART_S, 0
         while num_failed_starts < MOST_FAILED_STARTS:
-            started_s, self._is_recycled = self._clock.now(), False
+            self._is_recycled = False
             was_ready = await self._run_once()
             if self.limits is None:
                 break  # it was never ready, so another start would fail too
@@ -163,7 +163,7 @@ class Replica:
             if self._is_recycled and was_ready:
                 continue
             num_failed_starts = 0 if was_ready else num_failed_starts + 1
-            delay_s = FIRST_RESTART_S if self._clock.now() - started_s >= STAYS_UP_S else delay_s
+            delay_s = FIRST_RESTART_S if self._clock.now() - self._started_s >= STAYS_UP_S else delay_s
             logger.error("replica %d: %s; restarting it in %g s", self.index, self.failure, delay_s)
             await asyncio.sleep(delay_s)
             delay_s = min(2 * delay_s, LONGEST_RESTART_S)

@@ -17,7 +17,6 @@ import secrets
 from array import array
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
-from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
 from quire.core.adapters import AdapterFacts
@@ -214,9 +213,7 @@ class SupervisedLLM(OpenModel, OperatorVerbs):
         await self.wait_ready()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def _start_engine(self, index: int) -> EngineConnection:

@@ -12,7 +12,8 @@ Several prompts are a list of these. Options of a call are fields of `SamplingPa
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final, cast
 
@@ -152,7 +153,9 @@ def encode_prompt(prompt: Prompt, tokenizer: Tokenizer | None, chat: ChatOptions
     if isinstance(prompt, str):
         if not prompt:
             raise InvalidRequestError("prompt", prompt, "a text of at least one character")
-        return Encoded(prompt, _encode(prompt, _required(tokenizer, "a text")))
+        tokenizer = _required(tokenizer, "a text")
+        with _encoding("prompt"):
+            return Encoded(prompt, token_array(tokenizer.encode(prompt)))
     if not isinstance(prompt, Sequence | array):
         raise InvalidRequestError("prompt", prompt, FORMS)
     if len(prompt) and isinstance(prompt[0], Mapping):
@@ -224,7 +227,8 @@ def with_bad_words(sampling: SamplingParams, tokenizer: Tokenizer | None) -> Sam
         if not bare:
             raise InvalidRequestError("bad_words", word, "a word that is not only white space")
         for text in (bare, " " + bare):
-            sequence = _encode_word(text, tokenizer)
+            with _encoding("bad_words"):
+                sequence = tuple(tokenizer.encode(text, add_special_tokens=False, field="bad_words"))
             if not 1 <= len(sequence) <= MAX_BAD_WORD_TOKENS:
                 raise InvalidRequestError("bad_words", word, f"words of 1 to {MAX_BAD_WORD_TOKENS} tokens")
             found[sequence] = None
@@ -237,26 +241,8 @@ def _required(tokenizer: Tokenizer | None, what: str) -> Tokenizer:
     return tokenizer
 
 
-def _encode(text: str, tokenizer: Tokenizer) -> array[int]:
-    try:
-        return token_array(tokenizer.encode(text))
-    except QuireError:
-        raise
-    except Exception as error:
-        raise _not_encoded("prompt", error) from error
-
-
-def _encode_word(text: str, tokenizer: Tokenizer) -> tuple[int, ...]:
-    try:
-        return tuple(tokenizer.encode(text, add_special_tokens=False, field="bad_words"))
-    except QuireError:
-        raise
-    except Exception as error:
-        raise _not_encoded("bad_words", error) from error
-
-
 def _encode_chat(messages: Sequence[Any], tokenizer: Tokenizer, chat: ChatOptions) -> array[int]:
-    try:
+    with _encoding("messages"):
         ids = tokenizer.encode_chat(
             list(messages),
             add_generation_prompt=chat.add_generation_prompt,
@@ -266,12 +252,15 @@ def _encode_chat(messages: Sequence[Any], tokenizer: Tokenizer, chat: ChatOption
             continue_final_message=chat.continue_final_message,
         )
         return token_array(ids)
+
+
+@contextmanager
+def _encoding(field: str) -> Iterator[None]:
+    """Raise any other exception of a tokenizer as `InvalidRequestError`: only this prompt is at fault."""
+    try:
+        yield
     except QuireError:
         raise
     except Exception as error:
-        raise _not_encoded("messages", error) from error
-
-
-def _not_encoded(field: str, error: Exception) -> InvalidRequestError:
-    """Return the error for any other exception of a tokenizer: only this prompt is at fault."""
-    return InvalidRequestError(field, f"{type(error).__name__}: {error}", "a text that the tokenizer can encode")
+        found = f"{type(error).__name__}: {error}"
+        raise InvalidRequestError(field, found, "a text that the tokenizer can encode") from error

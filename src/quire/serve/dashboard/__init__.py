@@ -23,7 +23,7 @@ from typing import Final
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from quire.assets import ASSETS_FOLDER
 
@@ -93,8 +93,5 @@ def dashboard_routes() -> tuple[Route, ...]:
     """Return the routes of the page, with its files in memory: no request reads a file. Does not mutate."""
     files = [*PAGE_FOLDER.iterdir(), *ASSETS_FOLDER.iterdir()]
     paths = sorted(path for path in files if path.suffix in MEDIA_TYPES)
-    return tuple(_route("/" if path.name == INDEX else f"/dashboard/{path.name}", PageFile.of(path)) for path in paths)
-
-
-def _route(path: str, file: ASGIApp) -> Route:
-    return Route(path, file, methods=["GET"])
+    places = {"/" if path.name == INDEX else f"/dashboard/{path.name}": PageFile.of(path) for path in paths}
+    return tuple(Route(place, file, methods=["GET"]) for place, file in places.items())

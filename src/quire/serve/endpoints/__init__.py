@@ -11,15 +11,13 @@ from starlette.routing import Route
 from quire.engine.commands import OPERATOR_COMMANDS
 from quire.serve.endpoints.adapters import load_adapter, unload_adapter
 from quire.serve.endpoints.cache import CACHE_ROUTES
-from quire.serve.endpoints.chat import chat_completions
-from quire.serve.endpoints.completions import completions
 from quire.serve.endpoints.embeddings import cohere_embed, embeddings
 from quire.serve.endpoints.live import live
 from quire.serve.endpoints.llama_server import LLAMA_SERVER_ROUTES
 from quire.serve.endpoints.messages import MESSAGES_ROUTES
 from quire.serve.endpoints.ollama import OLLAMA_ROUTES
+from quire.serve.endpoints.openai import chat_completions, completions, responses
 from quire.serve.endpoints.operator import operator_command, restart_engines
-from quire.serve.endpoints.responses import responses
 from quire.serve.endpoints.scores import SCORE_ROUTES
 from quire.serve.endpoints.tokens import detokenize, model, models, tokenize
 from quire.serve.openapi import openapi_document

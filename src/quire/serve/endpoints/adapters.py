@@ -9,8 +9,7 @@ from starlette.responses import Response
 
 from quire.core.adapters import LOAD_S
 from quire.core.errors import CheckpointError, ExecutionError, InvalidRequestError, TooManyJobsError
-from quire.serve.endpoints.line import fields_of, require_ready
-from quire.serve.errors import operator_required as required
+from quire.serve.endpoints.line import fields_of, require_operator, require_ready
 from quire.serve.loading.model_set import ModelSet
 from quire.serve.management_errors import (
     adapter_not_found,
@@ -62,8 +61,7 @@ async def unload_adapter(request: Request) -> Response:
 def _root(request: Request) -> Path:
     """Return the folder that adapters are loaded from; raises `ApiError` if the caller may not load any."""
     models: ModelSet = request.app.state.models
-    if not request.state.context.tenant.is_operator:
-        raise required(request.url.path)
+    require_operator(request)
     if models.server.config.adapter_root is None:
         raise adapters_are_fixed()
     require_ready(request)

@@ -30,10 +30,8 @@ from quire.core.kept_block import KeptBlock, may_be_kept
 from quire.core.request import CacheScope
 from quire.engine.commands import Add
 from quire.engine.records.stats import EngineStats
-from quire.serve.bundles import Bundles
 from quire.serve.context import RequestContext
-from quire.serve.endpoints.line import admitted, fields_of, require_ready
-from quire.serve.errors import operator_required
+from quire.serve.endpoints.line import admitted, fields_of, require_operator, require_ready
 from quire.serve.loading.model_set import ModelSet
 from quire.serve.management_errors import (
     disk_cache_is_off,
@@ -99,7 +97,6 @@ async def export(request: Request) -> BundleAnswer:
     _require_near(request)
     fields, services = await fields_of(request, CacheExportRequest)
     _require_disk(services, request.state.context.tenant.scope_for(fields.cache_salt))
-    bundles = services.bundles
 
     async def work() -> Add:
         generation, _ = await _computed(request, fields, services)
@@ -119,7 +116,7 @@ async def export(request: Request) -> BundleAnswer:
     if kept.job.num_stored_tokens < num_full:
         _require_on([kept.engine])
         raise prompt_not_kept(kept.job.num_stored_tokens, num_full)
-    return BundleAnswer(services, bundles, prompt, kept)
+    return BundleAnswer(services, prompt, kept)
 
 
 class BundleAnswer(LongAnswer):
@@ -128,25 +125,24 @@ class BundleAnswer(LongAnswer):
     A bundle that cannot be read to its end breaks off before its announced length.
     """
 
-    def __init__(self, services: Services, bundles: Bundles, prompt: Add, kept: Kept) -> None:
+    def __init__(self, services: Services, prompt: Add, kept: Kept) -> None:
         self._services = services
-        self._bundles = bundles
         self._prompt = prompt
         self._path, self._slots = Path(kept.engine.disk_store), kept.job.slots
 
     async def write(self, send: Send) -> None:
         """Send the bundle."""
-        path, run = self._path, self._bundles.run
+        path, bundles = self._path, self._services.bundles
         async with deadline(self._services.config.request_timeout_s):
-            async with self._bundles.opened(lambda: RunningStore(path)) as store:
-                blocks = await run(lambda: self._chain(store))
+            async with bundles.opened(lambda: RunningStore(path)) as store:
+                blocks = await bundles.run(lambda: self._chain(store))
                 headers = [(b"content-type", MEDIA_TYPE.encode())]
                 headers.append((b"content-length", b"%d" % store.bundle_bytes(len(blocks))))
                 pieces = store.pieces(blocks)
-                piece = await run(lambda: next(pieces, b""))
+                piece = await bundles.run(lambda: next(pieces, b""))
                 self.has_begun = True
                 await send({"type": "http.response.start", "status": 200, "headers": headers})
-                while following := await run(lambda: next(pieces, b"")):
+                while following := await bundles.run(lambda: next(pieces, b"")):
                     await send({"type": "http.response.body", "body": piece, "more_body": True})
                     piece = following
             # The last piece is sent after the turn ends, so a client that has the whole bundle can request another.
@@ -163,7 +159,8 @@ async def import_(request: Request) -> Response:
     """Import a bundle; answer when its blocks are in the stores of all engines."""
     _require_access(request)
     _require_near(request)
-    models, context = require_ready(request), _context(request)
+    models = require_ready(request)
+    context: RequestContext = request.state.context
     services = models.find(request.query_params.get("model"), context.tenant)
     scope = context.tenant.scope_for(request.query_params.get("cache_salt"))
     _require_disk(services, scope)
@@ -176,7 +173,7 @@ async def import_(request: Request) -> Response:
         require_bundle(request, limits)
         async with bundles.opened(lambda: Spool(Path(services.model.config.disk_cache or ""))) as spool:
             intake = Intake(spool, limits)
-            await read_bundle(request, services, intake, bundles)
+            await read_bundle(request, services, intake)
             jobs = CacheCommands(services.model, context.request_id)
 
             async def read(first: int, end: int) -> tuple[KeptBlock, ...]:
@@ -194,18 +191,11 @@ def _limits(services: Services, engines: Sequence[EngineStats]) -> IntakeLimits:
     return IntakeLimits(meta_of(Path(engines[0].disk_store)), num_slots, services.model.limits.vocab_size)
 
 
-def _context(request: Request) -> RequestContext:
-    context: RequestContext = request.state.context
-    return context
-
-
 def _require_access(request: Request) -> None:
     """Raise `ApiError` if the caller may not use these paths, before the body is read."""
+    require_operator(request)
     models: ModelSet = request.app.state.models
-    tenant = _context(request).tenant
-    if not tenant.is_operator:
-        raise operator_required(request.url.path)
-    models.require_place(tenant)
+    models.require_place(request.state.context.tenant)
 
 
 def _require_near(request: Request) -> None:

@@ -15,14 +15,15 @@ client's field names. A stream alternates between two steps: run, render, run, r
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.serve.context import RequestContext
+from quire.serve.errors import operator_required
 from quire.serve.loading.model_set import ModelSet
 from quire.serve.read.body import BodyLimits, read_json_body
 from quire.serve.render.answer import Answer, whole_answer
@@ -80,7 +81,8 @@ async def admitted(
     context: RequestContext = request.state.context
     context.stay = await models.stay(services, context.tenant)
     asked = translate(services)
-    context.visit = services.gate.enter(context.tenant, asked.num_sequences, asked.num_tokens)
+    num_tokens = asked.num_tokens(services.model.limits.max_model_len)
+    context.visit = services.gate.enter(context.tenant, asked.num_sequences, num_tokens)
     try:
         generation = await prepare(services, context, asked)
         generation.require_few_logprobs(streams=streams)
@@ -97,11 +99,31 @@ def require_ready(request: Request) -> ModelSet:
     return models
 
 
-async def until_loaded(request: Request, services: Services) -> None:
-    """Wait until the model is loaded; it stays loaded until the call ends. Mutates."""
-    models: ModelSet = request.app.state.models
-    request.state.context.stay = await models.stay(services, request.state.context.tenant)
-    services.gate.require_ready()
+def require_operator(request: Request) -> None:
+    """Raise `ApiError` unless the caller is an operator."""
+    if not request.state.context.tenant.is_operator:
+        raise operator_required(request.scope["path"])
+
+
+async def answer_loaded(
+    request: Request,
+    kind: type[Fields],
+    answer: Callable[[Fields, Services, RequestContext], Coroutine[Any, Any, Response]],
+) -> Response:
+    """Return the answer to a call that generates nothing, so it needs a loaded model but no place in the queue.
+
+    Its work ends when the client leaves or its time is up.
+    """
+    models = require_ready(request)
+    context: RequestContext = request.state.context
+    fields, services = await fields_of(request, kind)
+
+    async def work() -> Response:
+        context.stay = await models.stay(services, context.tenant)
+        services.gate.require_ready()
+        return await answer(fields, services, context)
+
+    return await unless_gone(request, work, services.config)
 
 
 async def fields_of(request: Request, kind: type[Fields]) -> tuple[Fields, Services]:

@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.core.errors import InvalidRequestError
-from quire.serve.live import HEADERS, LiveStream
+from quire.serve.live import LIVE_HEADERS, LiveStream
 from quire.serve.loading.model_set import ModelSet
 
 
@@ -16,7 +16,7 @@ async def live(request: Request) -> LiveStream | Response:
     services = models.find(request.query_params.get("model"), request.state.context.tenant)
     replica = _replica(request, services.model.report.num_replicas)
     if request.method == "HEAD":
-        return Response(headers={name.decode(): value.decode() for name, value in HEADERS})
+        return Response(headers={name.decode(): value.decode() for name, value in LIVE_HEADERS})
     return LiveStream(services.live, request.state.context.tenant, replica)
 
 

@@ -8,13 +8,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from quire.serve.endpoints.line import answer_text, fields_of, require_ready, until_loaded
+from quire.serve.context import RequestContext
+from quire.serve.endpoints.line import answer_loaded, answer_text
 from quire.serve.messages_errors import MESSAGES_PATH
 from quire.serve.render.answer import json_answer
 from quire.serve.render.messages import MessageReply
 from quire.serve.run.prompts import conversation_ids
 from quire.serve.schemas.messages import CountTokensRequest, MessagesRequest, TokensCounted
-from quire.serve.sse import EventStream, unless_gone
+from quire.serve.services import Services
+from quire.serve.sse import EventStream
 from quire.serve.translate.messages import conversation_of, messages_request
 
 
@@ -25,16 +27,13 @@ async def messages(request: Request) -> Response | EventStream:
 
 async def count_tokens(request: Request) -> Response:
     """Answer with the number of tokens that a conversation has as a prompt."""
-    require_ready(request)
-    fields, services = await fields_of(request, CountTokensRequest)
+    return await answer_loaded(request, CountTokensRequest, _counted)
 
-    async def work() -> Response:
-        await until_loaded(request, services)
-        asked = conversation_of(fields, services)
-        ids = await conversation_ids(services, request.state.context, asked.messages, asked.options, asked.form)
-        return json_answer(TokensCounted(len(ids)))
 
-    return await unless_gone(request, work, services.config)
+async def _counted(fields: CountTokensRequest, services: Services, context: RequestContext) -> Response:
+    asked = conversation_of(fields, services)
+    ids = await conversation_ids(services, context, asked.messages, asked.options, asked.form)
+    return json_answer(TokensCounted(len(ids)))
 
 
 MESSAGES_ROUTES: Final = (

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.serve.context import RequestContext
-from quire.serve.endpoints.line import fields_of, require_ready, until_loaded
+from quire.serve.endpoints.line import answer_loaded, require_ready
 from quire.serve.loading.model_set import ModelSet, names_for
 from quire.serve.render.answer import json_answer
 from quire.serve.run.prompts import conversation_ids, encoded, off_loop_if_long
@@ -21,50 +21,41 @@ from quire.serve.schemas.tokens import (
     TokenizeRequest,
 )
 from quire.serve.services import Services
-from quire.serve.sse import unless_gone
 from quire.serve.tenants import Tenant
 from quire.serve.translate.tokens import require_token_ids, required_tokenizer, text_to_encode
 
 
 async def tokenize(request: Request) -> Response:
     """Answer with the token ids of a text or of a conversation."""
-    require_ready(request)
-    context: RequestContext = request.state.context
-    fields, services = await fields_of(request, TokenizeRequest)
+    return await answer_loaded(request, TokenizeRequest, _tokenized)
 
-    async def work() -> Response:
-        await until_loaded(request, services)
-        tokenizer = required_tokenizer(services)
-        given, special = text_to_encode(fields, tokenizer), fields.add_special_tokens is not False
-        if isinstance(given, str):
-            token_ids = await encoded(services, context, tokenizer, given, add_special_tokens=special)
-        else:
-            token_ids = await conversation_ids(services, context, *given)
-        max_model_len = services.model.limits.max_model_len
 
-        def answer() -> Response:
-            texts = [tokenizer.token_text(each) for each in token_ids] if fields.return_token_strs else None
-            return json_answer(TokenizeAnswer(len(token_ids), max_model_len, token_ids, texts))
+async def _tokenized(fields: TokenizeRequest, services: Services, context: RequestContext) -> Response:
+    tokenizer = required_tokenizer(services)
+    given, special = text_to_encode(fields, tokenizer), fields.add_special_tokens is not False
+    if isinstance(given, str):
+        token_ids = await encoded(services, context, tokenizer, given, add_special_tokens=special)
+    else:
+        token_ids = await conversation_ids(services, context, *given)
+    max_model_len = services.model.limits.max_model_len
 
-        return await off_loop_if_long(services, context, answer)
+    def answer() -> Response:
+        texts = [tokenizer.token_text(each) for each in token_ids] if fields.return_token_strs else None
+        return json_answer(TokenizeAnswer(len(token_ids), max_model_len, token_ids, texts))
 
-    return await unless_gone(request, work, services.config)
+    return await off_loop_if_long(services, context, answer)
 
 
 async def detokenize(request: Request) -> Response:
     """Answer with the text of token ids, including special tokens."""
-    require_ready(request)
-    context: RequestContext = request.state.context
-    fields, services = await fields_of(request, DetokenizeRequest)
+    return await answer_loaded(request, DetokenizeRequest, _detokenized)
 
-    async def work() -> Response:
-        await until_loaded(request, services)
-        tokenizer = required_tokenizer(services)
-        require_token_ids(fields.tokens, services.model.limits)
-        decode = partial(tokenizer.decode, fields.tokens, skip_special_tokens=False)
-        return json_answer(DetokenizeAnswer(await off_loop_if_long(services, context, decode)))
 
-    return await unless_gone(request, work, services.config)
+async def _detokenized(fields: DetokenizeRequest, services: Services, context: RequestContext) -> Response:
+    tokenizer = required_tokenizer(services)
+    require_token_ids(fields.tokens, services.model.limits)
+    decode = partial(tokenizer.decode, fields.tokens, skip_special_tokens=False)
+    return json_answer(DetokenizeAnswer(await off_loop_if_long(services, context, decode)))
 
 
 async def models(request: Request) -> Response:

@@ -31,7 +31,7 @@ from quire.serve.errors import (
     overloaded,
     too_many_requests,
 )
-from quire.serve.gate import DRAINING_RETRY_S, ENGINE_RETRY_S, MIN_RETRY_S
+from quire.serve.gate import MIN_RETRY_S
 from quire.serve.loading.residency import MIN_RESIDENCY_S, Load, Phase, Residency, Unload
 from quire.serve.loading.stay import Stay
 from quire.serve.model_names import same_model
@@ -84,7 +84,7 @@ class ModelSet:
     ) -> None:
         self.server = server
         self.models = tuple(models)
-        self._residency = residency
+        self.residency = residency
         self.broken = tuple(broken)
         self.loads_first = loads_first
         self._by_name = {each.name: each for each in self.models}
@@ -105,24 +105,19 @@ class ModelSet:
     @property
     def loaded(self) -> list[Services]:
         """The loaded models."""
-        return [each for each in self.models if self._residency.phase(each.name) is Phase.LOADED]
+        return [each for each in self.models if self.residency.phase(each.name) is Phase.LOADED]
 
     @property
     def num_visits(self) -> int:
         """Calls that wait for a model, or are inside a gate."""
-        return self._residency.num_waiting + sum(each.gate.num_visits for each in self.models)
-
-    @property
-    def residency(self) -> Residency:
-        """Which models are loaded, and for how long; read only."""
-        return self._residency
+        return self.residency.num_waiting + sum(each.gate.num_visits for each in self.models)
 
     def table(self) -> str:
         """Return the table of models and their memory that a server prints at its start. Does not mutate."""
         rows = [(each.name, format_bytes(each.model.report.plan.engine_bytes)) for each in self.models]
         rows += [(name, f"cannot be served: {reason}") for name, reason in self.broken]
         width = max(len(name) for name, _ in rows)
-        budget = format_bytes(self._residency.budget_bytes)
+        budget = format_bytes(self.residency.budget_bytes)
         head = f"{len(self.models)} models, loaded on demand within {budget}"
         return "\n".join([head, *(f"  {name:<{width}}  {text}" for name, text in rows)])
 
@@ -151,10 +146,10 @@ class ModelSet:
     def closed(self) -> ApiError | None:
         """Return the error answer if the server can serve no model at the moment, else None. Does not mutate."""
         if self.is_draining:
-            return draining(DRAINING_RETRY_S)
+            return draining()
         if len(self.models) > 1 or self.first.gate.is_ready:
             return None
-        return engine_unavailable(ENGINE_RETRY_S)
+        return engine_unavailable()
 
     def require_place(self, tenant: Tenant) -> None:
         """Refuse a call that no model can take, before its body is read, which names the model."""
@@ -171,7 +166,7 @@ class ModelSet:
         Raises `ApiError` if it cannot be loaded, or not in time, or if too many calls wait.
         """
         self._require_alive(services)
-        if self._residency.admits(services.name):
+        if self.residency.admits(services.name):
             return self._begin(services.name)
         self._require_room(services, tenant)
         limit_s = self.server.config.max_load_wait_s
@@ -192,12 +187,12 @@ class ModelSet:
 
     def keep(self, services: Services, seconds: float) -> None:
         """Set how long a model stays after its last call; holds until it is unloaded. Mutates."""
-        self._residency.keep(services.name, seconds)
+        self.residency.keep(services.name, seconds)
         self._changed.set()
 
     def unload_when_idle(self, services: Services) -> None:
         """Unload a model after its running calls; no effect if it is not loaded. Mutates."""
-        if self._residency.phase(services.name) in (Phase.LOADED, Phase.LOADING):
+        if self.residency.phase(services.name) in (Phase.LOADED, Phase.LOADING):
             self.keep(services, 0.0)
 
     def drain(self) -> None:
@@ -205,7 +200,7 @@ class ModelSet:
         self.is_draining = True
         for each in self.models:
             each.gate.drain()
-            self._refuse_all(each.name, draining(DRAINING_RETRY_S))
+            self._refuse_all(each.name, draining())
 
     # ---- the task ---------------------------------------------------------------------------------------------------
 
@@ -230,7 +225,7 @@ class ModelSet:
     async def _run(self) -> None:
         while True:
             self._grant()
-            match self._residency.next_step():
+            match self.residency.next_step():
                 case Load(name):
                     await self._load(self._by_name[name])
                 case Unload(name):
@@ -240,7 +235,7 @@ class ModelSet:
 
     async def _news(self) -> None:
         """Wait until something has changed, or until `Residency` has more to do."""
-        look_s = self._residency.next_look_s()
+        look_s = self.residency.next_look_s()
         seconds = LONGEST_LOOK_S if look_s is None else max(look_s - self.server.clock.now(), 0.0)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
@@ -263,15 +258,15 @@ class ModelSet:
             logger.error("%s", answer)
             self._failures[name] = (clock.now() + FAILED_FOR_S, reason)
             self._refuse_all(name, answer)
-            self._residency.note_unloaded(name)
+            self.residency.note_unloaded(name)
         else:
             self.num_loads[name] += 1
-            self._residency.note_loaded(name)
+            self.residency.note_loaded(name)
             logger.info("loaded %s after %.2f s", name, clock.now() - began_s)
 
     async def _unload(self, services: Services) -> None:
         await services.model.unload()
-        self._residency.note_unloaded(services.name)
+        self.residency.note_unloaded(services.name)
         logger.info("unloaded %s", services.name)
 
     # ---- helpers ----------------------------------------------------------------------------------------------------
@@ -280,7 +275,7 @@ class ModelSet:
         """Wait until a model admits a call. Mutates."""
         waiter = _Waiter(tenant)
         self._waiters[name].append(waiter)
-        self._residency.wait(name, tenant.name)
+        self.residency.wait(name, tenant.name)
         self._changed.set()
         try:
             return await waiter.future
@@ -289,19 +284,19 @@ class ModelSet:
             raise
 
     def _begin(self, name: str) -> Stay:
-        self._residency.begin(name)
+        self.residency.begin(name)
         return Stay(lambda: self._end(name))
 
     def _end(self, name: str) -> None:
-        self._residency.end(name)
+        self.residency.end(name)
         self._changed.set()
 
     def _grant(self) -> None:
         """Give a `Stay` to the waiting calls that their model admits. Mutates."""
         for name, waiters in self._waiters.items():
-            while waiters and self._residency.admits(name):
+            while waiters and self.residency.admits(name):
                 waiter = waiters.popleft()
-                self._residency.stop_waiting(name, waiter.tenant.name)
+                self.residency.stop_waiting(name, waiter.tenant.name)
                 if not waiter.future.done():
                     waiter.future.set_result(self._begin(name))
 
@@ -309,7 +304,7 @@ class ModelSet:
         """Stop waiting for a model; leave the stay that may have been granted meanwhile. Mutates."""
         if waiter in self._waiters[name]:
             self._waiters[name].remove(waiter)
-            self._residency.stop_waiting(name, waiter.tenant.name)
+            self.residency.stop_waiting(name, waiter.tenant.name)
             self._changed.set()
         elif waiter.future.done() and not waiter.future.cancelled() and waiter.future.exception() is None:
             waiter.future.result().leave()
@@ -319,27 +314,27 @@ class ModelSet:
         waiters = self._waiters[name]
         while waiters:
             waiter = waiters.popleft()
-            self._residency.stop_waiting(name, waiter.tenant.name)
+            self.residency.stop_waiting(name, waiter.tenant.name)
             if not waiter.future.done():
                 waiter.future.set_exception(answer)
 
     def _require_alive(self, services: Services) -> None:
         """Raise `ApiError` if the server drains, or if loading the model failed recently. Mutates."""
         if self.is_draining:
-            raise draining(DRAINING_RETRY_S)
+            raise draining()
         until_s, reason = self._failures.get(services.name, (-math.inf, ""))
         if self.server.clock.now() < until_s:
             raise model_not_loadable(services.name, reason)
         if services.model.state is ModelState.FAILED and len(self.models) > 1:
-            self._residency.note_lost(services.name)
+            self.residency.note_lost(services.name)
 
     def _require_room(self, services: Services, tenant: Tenant) -> None:
         """Raise `ApiError` if too many calls wait, in total or of the tenant. Does not mutate."""
-        own = self._residency.num_waiting_of(tenant.name)
+        own = self.residency.num_waiting_of(tenant.name)
         if tenant.max_sequences is not None and own >= tenant.max_sequences:
             raise too_many_requests(MIN_RETRY_S)
         most = self.server.config.max_queued_sequences or MAX_WAITING
         # As in the gate, a tenant may have as much as is still free, so some room is always left.
         held = own if len(self.server.tenants.each) > 1 else 0
-        if own and self._residency.num_waiting + held + 1 > most:
+        if own and self.residency.num_waiting + held + 1 > most:
             raise overloaded(MIN_RETRY_S)

@@ -17,7 +17,7 @@ from quire.core.json_bounds import DEFAULT_BOUNDS, JsonBounds
 from quire.engine.text.tokenizer import TEXT_BYTES_PER_TOKEN
 from quire.serve.errors import body_too_large, request_timeout, unsupported_media_type
 from quire.serve.read.body_budget import HeldBody
-from quire.serve.services import Services
+from quire.serve.services import ServerServices, Services
 
 OTHER_FIELDS_BYTES: Final = 1 << 20
 """Room for everything but prompts: tools, schemas, biases."""
@@ -88,7 +88,7 @@ async def read_body(request: Request, limits: BodyLimits) -> bytearray:
     many, 429 if the tenant's do. The announced size is checked at once, arriving bytes as they come. Raises
     `ClientDisconnect` if the client leaves.
     """
-    services: Services = request.app.state.services
+    server: ServerServices = request.app.state.models.server
     held, announced = request.state.context.body, request.headers.get("content-length", "").lstrip("0")
     if announced.isdecimal():
         num_bytes = int(announced[:MAX_LENGTH_DIGITS])  # Python refuses to parse thousands of digits
@@ -96,10 +96,10 @@ async def read_body(request: Request, limits: BodyLimits) -> bytearray:
             raise body_too_large(limits.max_bytes, limits.why)
         held.require(num_bytes)
     try:
-        async with asyncio.timeout(services.config.body_timeout_s):
+        async with asyncio.timeout(server.config.body_timeout_s):
             return await _read(request.receive, limits, held)
     except TimeoutError:
-        raise request_timeout("body", services.config.body_timeout_s) from None
+        raise request_timeout("body", server.config.body_timeout_s) from None
 
 
 async def _read(receive: Receive, limits: BodyLimits, held: HeldBody) -> bytearray:

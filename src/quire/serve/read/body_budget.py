@@ -32,13 +32,8 @@ class BodyBudget:
         self.max_tenant_bytes = max_tenant_bytes
         self._bodies: set[HeldBody] = set()
         self._held_of: Counter[str] = Counter()
-        self._held = 0
+        self.held_bytes = 0
         self.num_refused = 0
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes held now."""
-        return self._held
 
     def open(self, tenant: str) -> HeldBody:
         """Return the empty body of a new request."""
@@ -49,7 +44,7 @@ class BodyBudget:
         held: Counter[str] = Counter()
         for body in self._bodies:
             held[body.tenant] += body.num_counted
-        if held != self._held_of or self._held != held.total() or any(count <= 0 for count in held.values()):
+        if held != self._held_of or self.held_bytes != held.total() or any(count <= 0 for count in held.values()):
             raise InvariantError("the budget does not match the bytes of the bodies")
 
     def _require(self, tenant: str, num_bytes: int) -> None:
@@ -57,7 +52,7 @@ class BodyBudget:
         if has_share and self._held_of[tenant] + num_bytes > self.max_tenant_bytes:
             self.num_refused += 1
             raise too_many_bytes_of_key(self.max_tenant_bytes, RETRY_S)
-        if self._held + num_bytes > self.max_bytes:
+        if self.held_bytes + num_bytes > self.max_bytes:
             self.num_refused += 1
             raise too_many_bytes(self.max_bytes, RETRY_S)
 
@@ -65,18 +60,13 @@ class BodyBudget:
 class HeldBody:
     """The bytes of one body."""
 
-    __slots__ = ("_budget", "_num_bytes", "num_counted", "tenant")
+    __slots__ = ("_budget", "num_bytes", "num_counted", "tenant")
 
     def __init__(self, budget: BodyBudget, tenant: str) -> None:
         self._budget = budget
-        self._num_bytes = 0
+        self.num_bytes = 0  # received, including free ones
         self.tenant = tenant
         self.num_counted = 0
-
-    @property
-    def num_bytes(self) -> int:
-        """Received bytes, including free ones."""
-        return self._num_bytes
 
     def require(self, num_bytes: int) -> None:
         """Raise `ApiError` 429 or 503 if there is no room for this many more bytes now. Counts a refusal."""
@@ -88,23 +78,23 @@ class HeldBody:
         """Hold more bytes; raises like `require`. Mutates."""
         self.require(num_bytes)
         more = self._num_more(num_bytes)
-        self._num_bytes += num_bytes
+        self.num_bytes += num_bytes
         if more:
             self.num_counted += more
             self._budget._bodies.add(self)
             self._budget._held_of[self.tenant] += more
-            self._budget._held += more
+            self._budget.held_bytes += more
 
     def release(self) -> None:
         """Free the bytes at the end of the request. May be called twice. Mutates."""
         budget, counted = self._budget, self.num_counted
-        self._num_bytes = self.num_counted = 0
+        self.num_bytes = self.num_counted = 0
         if counted:
             budget._bodies.remove(self)
-            budget._held -= counted
+            budget.held_bytes -= counted
             budget._held_of[self.tenant] -= counted
             if not budget._held_of[self.tenant]:
                 del budget._held_of[self.tenant]
 
     def _num_more(self, num_bytes: int) -> int:
-        return max(0, self._num_bytes + num_bytes - FREE_BYTES) - self.num_counted
+        return max(0, self.num_bytes + num_bytes - FREE_BYTES) - self.num_counted

@@ -10,7 +10,6 @@ from starlette.requests import ClientDisconnect, Request
 
 from quire.compute.worker.store.portable import MAX_BEGINNING_BYTES
 from quire.compute.worker.store.spool import Intake, IntakeLimits
-from quire.serve.bundles import Bundles
 from quire.serve.errors import body_too_large, request_timeout, unsupported_media_type
 from quire.serve.services import Services
 
@@ -28,7 +27,7 @@ def require_bundle(request: Request, limits: IntakeLimits) -> None:
         raise body_too_large(most, "the disk cache holds no more; raise --disk-cache-size")
 
 
-async def read_bundle(request: Request, services: Services, intake: Intake, bundles: Bundles) -> None:
+async def read_bundle(request: Request, services: Services, intake: Intake) -> None:
     """Feed the body to an intake; raises `InvalidRequestError` for a bad one. Mutates.
 
     Each MiB has the time limit of a whole body elsewhere, because other bundles wait meanwhile.
@@ -40,8 +39,8 @@ async def read_bundle(request: Request, services: Services, intake: Intake, bund
                 part, more = await _part(request)
         except TimeoutError:
             raise request_timeout("next MiB of the body", limit_s) from None
-        await bundles.run(partial(intake.feed, part))
-    await bundles.run(intake.finish)
+        await services.bundles.run(partial(intake.feed, part))
+    await services.bundles.run(intake.finish)
 
 
 async def _part(request: Request) -> tuple[bytes, bool]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
-from typing import Final, Protocol, TypeVar, cast
+from typing import Any, Final, Protocol, TypeVar, cast
 
 import msgspec
 from starlette.responses import Response
@@ -13,6 +13,7 @@ from quire.core.sampling_params import SamplingParams
 from quire.engine.outputs import CompletionDelta
 from quire.serve.context import RequestContext
 from quire.serve.errors import ApiError
+from quire.serve.reader import AnswerReader
 from quire.serve.render.events import DONE, Envelope
 from quire.serve.run.generation import Generation, Results, TokenCounts
 from quire.serve.schemas.common import FinishReason, ModelFields, PromptTokensDetails, Usage
@@ -39,6 +40,14 @@ class Answer(Protocol):
         ...
 
 
+def text_reader(generation: Generation) -> AnswerReader:
+    """Return the reader of a call's only text; of a call that only loads a model, of no text. Does not mutate."""
+    form, prepared = generation.request.form, generation.prepared
+    if form is None or not prepared:
+        return AnswerReader(())
+    return form.reader(form.thinking(prepared[0].request.prompt_token_ids))
+
+
 async def whole_answer(answer: Answer, results: Results, generation: Generation) -> Response:
     """Return a complete answer; a long one, with possibly much data per token, is encoded off the event loop."""
     counts, num_shown = results.counts, 1 if generation.request.chat else generation.request.sampling.n
@@ -59,7 +68,7 @@ async def off_loop_if_many(generation: Generation, count: int, write: Callable[[
     return await generation.services.model.text_pool.run(generation.context.tenant.name, write)
 
 
-def json_answer(value: msgspec.Struct) -> Response:
+def json_answer(value: msgspec.Struct | dict[str, Any]) -> Response:
     """Return an answer in one piece."""
     return Response(msgspec.json.encode(value), media_type="application/json")
 

@@ -100,11 +100,11 @@ class ChatAnswer:
             self._num_calls[index] = 0
             content = "" if self._form is None else None  # the answer may have no text
             found.append(ChatChunkChoice(index, ChatDelta("assistant", content), None, None))
-        deltas = self._deltas(output)
+        deltas = [self._delta(index, event) for event in self._events(output)]
         finish_reason, logprobs = self._reason(output), self._logprobs(output)
         tells_ids = bool(self._fields.return_token_ids and output.token_ids)
-        # A token without new text also gets a chunk, so that clients see the pace; the first and last tokens have a
-        # # chunk anyway.
+        # A token without new text also gets a chunk, so that clients see the pace; the first and last tokens have one
+        # anyway.
         if not deltas and (tells_ids or (logprobs and logprobs.content) or not (is_first or finish_reason)):
             deltas = [ChatDelta(content="") if self._form is None else ChatDelta()]
         for number, delta in enumerate(deltas):
@@ -140,9 +140,6 @@ class ChatAnswer:
         if reader is None:
             reader = self._readers[output.index] = self._form.reader(self._thinking)
         return reader.read(output.text, is_last=output.finish_reason is not None)
-
-    def _deltas(self, output: CompletionDelta) -> list[ChatDelta]:
-        return [self._delta(output.index, event) for event in self._events(output)]
 
     def _delta(self, index: int, event: Event) -> ChatDelta:
         if isinstance(event, Text):

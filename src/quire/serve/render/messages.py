@@ -18,8 +18,8 @@ from typing import Any, Literal
 
 from quire.engine.outputs import CompletionDelta
 from quire.serve.errors import ApiError
-from quire.serve.reader import AnswerReader, object_of
-from quire.serve.render.answer import shown_id, shown_model
+from quire.serve.reader import object_of
+from quire.serve.render.answer import shown_id, shown_model, text_reader
 from quire.serve.render.events import named_event
 from quire.serve.run.generation import Generation, Results, TokenCounts
 from quire.serve.schemas.messages import (
@@ -62,9 +62,7 @@ class MessageReply:
         self._generation = generation
         self._id = shown_id("msg_", generation.context, fields.request_id)
         self._form = generation.request.form
-        self._reader: AnswerReader | None = None
-        if self._form is not None:
-            self._reader = self._form.reader(self._form.thinking(generation.prepared[0].request.prompt_token_ids))
+        self._reader = text_reader(generation)
         self._blocks: list[Block] = []
 
     def whole(self, results: Results) -> MessageAnswer:
@@ -97,8 +95,6 @@ class MessageReply:
 
     def _read(self, output: CompletionDelta) -> Sequence[Event]:
         """Return the new parts of the answer. Mutates."""
-        if self._reader is None:
-            return [Text(output.text)] if output.text else []
         return self._reader.read(output.text, is_last=output.finish_reason is not None)
 
     def _take(self, event: Event) -> tuple[Block, bool]:

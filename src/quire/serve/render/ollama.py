@@ -16,8 +16,8 @@ from msgspec import UNSET
 from quire.engine.outputs import CompletionDelta
 from quire.serve.errors import ApiError, OllamaErrorBody
 from quire.serve.json_line import encode
-from quire.serve.reader import AnswerReader, ReadAnswer, ReadCall, object_of
-from quire.serve.render.answer import shown_model, shown_reason
+from quire.serve.reader import ReadAnswer, ReadCall, object_of
+from quire.serve.render.answer import shown_model, shown_reason, text_reader
 from quire.serve.render.logprobs import TokenNames, content_logprobs, written
 from quire.serve.run.generation import Generation, Results, TokenCounts
 from quire.serve.schemas.ollama import (
@@ -44,11 +44,8 @@ class OllamaReply:
         self._generation = generation
         self._names = TokenNames(generation.services.model.tokenizer)
         self._created_at = datetime.fromtimestamp(generation.created_s, UTC)
-        form = generation.request.form
-        self._form = form
-        self._reader: AnswerReader | None = None
-        if form is not None and generation.prepared:
-            self._reader = form.reader(form.thinking(generation.prepared[0].request.prompt_token_ids))
+        self._form = generation.request.form
+        self._reader = text_reader(generation)
         self._held: list[Event] = []  # of an incomplete call
         self._num_calls = 0
 
@@ -80,8 +77,6 @@ class OllamaReply:
 
     def _read(self, output: CompletionDelta) -> ReadAnswer:
         """Return the new part of the answer, without a call that is still incomplete. Mutates."""
-        if self._reader is None:
-            return ReadAnswer(text=output.text)
         is_last = output.finish_reason is not None
         events = merged([*self._held, *self._reader.read(output.text, is_last=is_last)])
         length = len(events) if is_last else _without_open_call(events)

@@ -7,8 +7,7 @@ from functools import partial
 
 from quire.engine.outputs import CompletionDelta
 from quire.serve.errors import ApiError
-from quire.serve.reader import AnswerReader
-from quire.serve.render.answer import shown_id, shown_model
+from quire.serve.render.answer import shown_id, shown_model, text_reader
 from quire.serve.render.logprobs import TokenNames, content_logprobs, written
 from quire.serve.render.response_events import ResponseEvents, status_of
 from quire.serve.render.response_items import Items
@@ -32,9 +31,7 @@ class ResponseReply:
     def __init__(self, fields: ResponseRequest, generation: Generation) -> None:
         self._generation = generation
         form = generation.request.form
-        self._reader: AnswerReader | None = None
-        if form is not None:
-            self._reader = form.reader(form.thinking(generation.prepared[0].request.prompt_token_ids))
+        self._reader = None if form is None else text_reader(generation)
         self._items = Items(shown_id("", generation.context), form)
         # No methods: the events would lead back to this reply, and both would live until cycles are collected.
         self._as_far = partial(_as_far, fields, generation)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from quire.core.errors import InvalidRequestError
 from quire.core.pooling import Pooling
 from quire.core.sampling_params import SamplingParams
-from quire.engine.text.prompts import ChatOptions, Prompt
+from quire.engine.text.prompts import ChatOptions, Prompt, estimated_tokens
 from quire.serve.answer_form import AnswerForm
 
 
@@ -28,17 +28,14 @@ class Truncation:
 class GenerationRequest:
     """One call's request to the engine.
 
-    `num_sequences` and `num_tokens` are for the gate; prompt tokens are estimated. `names` are the client's names for
-    fields of the engine. `form` is the answers' form; None: plain text. With `prompts_only`, generated texts are not
-    shown and their tokens are not counted. `stream_usage`: whether a stream reports usage at its end, and whether in
-    every chunk. With `pooling`, each prompt becomes a vector. With `cuts_output`, `max_tokens` may be more than the
-    context has left, where the text then ends; otherwise such a call is refused. `sent_grammar`: the
-    client's text of a grammar, which `sampling` has in another form.
+    `names` are the client's names for fields of the engine. `form` is the answers' form; None: plain text. With
+    `prompts_only`, generated texts are not shown and their tokens are not counted. `stream_usage`: whether a stream
+    reports usage at its end, and whether in every chunk. With `pooling`, each prompt becomes a vector. With
+    `cuts_output`, `max_tokens` may be more than the context has left, where the text then ends; otherwise such a call
+    is refused. `sent_grammar`: the client's text of a grammar, which `sampling` has in another form.
     """
 
     prompts: Sequence[Prompt]
-    num_sequences: int
-    num_tokens: int
     sampling: SamplingParams
     names: Mapping[str, str]
     chat: ChatOptions | None = None
@@ -52,6 +49,16 @@ class GenerationRequest:
     pooling: Pooling | None = None
     cuts_output: bool = False
     sent_grammar: str = ""
+
+    @property
+    def num_sequences(self) -> int:
+        """The number of sequences, for the gate; the engine refuses an invalid number later."""
+        return max(1, len(self.prompts) * self.sampling.num_sequences)
+
+    def num_tokens(self, longest: int) -> int:
+        """Return an estimate of the prompts' tokens, for the gate, at most `longest` for each. Does not mutate."""
+        chat = self.chat
+        return sum(estimated_tokens(each if chat is None else [each, chat.tools], longest) for each in self.prompts)
 
 
 class RefusedPrompt(Exception):

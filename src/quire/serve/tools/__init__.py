@@ -35,12 +35,7 @@ def create_tool_format(name: str, template: str) -> ToolFormat | None:
     >>> create_tool_format("auto", "… <tool_call> … arguments …").name, create_tool_format("auto", "{{ messages }}")
     ('hermes', None)
     """
-    if name == NONE:
-        return None
-    for each in TOOL_FORMATS:
-        if each.is_of(template) if name == AUTO else each.name == name:
-            return each
-    if name == AUTO:
-        return None
-    names = ", ".join(each.name for each in TOOL_FORMATS)
-    raise InvalidConfigError("tool_format", name, f"{AUTO}, {NONE}, {names}")
+    names = (AUTO, NONE, *(each.name for each in TOOL_FORMATS))
+    if name not in names:
+        raise InvalidConfigError("tool_format", name, ", ".join(names))
+    return next((each for each in TOOL_FORMATS if (each.is_of(template) if name == AUTO else each.name == name)), None)

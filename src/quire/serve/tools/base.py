@@ -140,6 +140,33 @@ class StateParser:
         return found
 
 
+class Nesting:
+    """Follows a JSON object, letter by letter, to its last brace. Mutable.
+
+    >>> nesting = Nesting()
+    >>> [nesting.is_open_after(letter) for letter in '{"}":[]}']
+    [True, True, True, True, True, True, True, False]
+    """
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._in_string = self._is_escaped = False
+
+    def is_open_after(self, letter: str) -> bool:
+        """Take the next letter; return whether more of the object follows. Mutates."""
+        if self._is_escaped:
+            self._is_escaped = False
+        elif self._in_string:
+            self._in_string, self._is_escaped = letter != '"', letter == "\\"
+        elif letter == '"':
+            self._in_string = True
+        elif letter in "{[":
+            self._depth += 1
+        elif letter in "}]":
+            self._depth -= 1
+        return self._depth > 0
+
+
 class Thinking(Enum):
     """Whether a text begins with reasoning."""
 

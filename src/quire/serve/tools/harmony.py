@@ -29,6 +29,7 @@ from quire.serve.tools.base import (
     Event,
     Mark,
     Message,
+    Nesting,
     Reasoning,
     ReasoningFormat,
     StateParser,
@@ -81,8 +82,7 @@ class HarmonyParser(StateParser):
         self._is_final = False  # the rest of the message is text, and no later message is a call
         self._begun: set[type] = set()  # kinds of messages so far
         self._needs_gap = False
-        self._depth = 0
-        self._in_string = self._is_escaped = False
+        self._nesting = Nesting()  # of the arguments
 
     def push(self, text: str) -> list[Event]:
         """Add text; return the new events. Mutates."""
@@ -169,17 +169,7 @@ class HarmonyParser(StateParser):
     def _arguments(self) -> list[Event]:
         """Pass on the arguments, an object, up to its last brace."""
         for position, letter in enumerate(self._held):
-            if self._is_escaped:
-                self._is_escaped = False
-            elif self._in_string:
-                self._in_string, self._is_escaped = letter != '"', letter == "\\"
-            elif letter == '"':
-                self._in_string = True
-            elif letter in "{[":
-                self._depth += 1
-            elif letter in "}]":
-                self._depth -= 1
-            if not self._depth:
+            if not self._nesting.is_open_after(letter):
                 text, self._held, self._state = self._held[: position + 1], self._held[position + 1 :], self._after
                 return [Arguments(text)]
         text, self._held = self._held, ""

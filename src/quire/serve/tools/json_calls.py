@@ -29,6 +29,7 @@ from quire.serve.tools.base import (
     CallBegun,
     Event,
     Mark,
+    Nesting,
     Text,
     Tool,
     length_of_begun,
@@ -211,24 +212,11 @@ class JsonCallParser:
 
     def _arguments(self) -> Reading:
         """Pass on an object whose first letter has been read."""
-        self._held = ""
-        self._events.append(Arguments("{"))
-        depth, in_string, is_escaped = 1, False, False
-        while depth:
+        letter, nesting = "{", Nesting()
+        self._pass_on(letter)
+        while nesting.is_open_after(letter):
             letter = yield
-            self._held = ""
-            self._events.append(Arguments(letter))
-            if is_escaped:
-                is_escaped = False
-            elif in_string:
-                in_string, is_escaped = letter != '"', letter == "\\"
-            elif letter == '"':
-                in_string = True
-            elif letter in "{[":
-                depth += 1
-            elif letter in "}]":
-                depth -= 1
-        self._held = ""
+            self._pass_on(letter)
 
     def _pass_on(self, text: str) -> None:
         """Pass on a piece of the arguments."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from quire.engine.text.prompts import estimated_tokens
 from quire.serve.errors import ApiError
 from quire.serve.run.request import GenerationRequest
 from quire.serve.schemas.chat import ChatRequest
@@ -56,8 +55,6 @@ def chat_request(fields: ChatRequest, services: Services) -> GenerationRequest:
     }
     return GenerationRequest(
         prompts=[fields.messages],
-        num_sequences=max(1, sampling.num_sequences),  # an invalid number is refused later
-        num_tokens=estimated_tokens([fields.messages, choice.shown], model.limits.max_model_len),
         sampling=sampling,
         names=names,
         sent_grammar=held.sent,

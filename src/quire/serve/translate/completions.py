@@ -8,7 +8,6 @@ from typing import Any, Final
 from quire.core.errors import InvalidRequestError
 from quire.core.sampling_params import SamplingParams
 from quire.engine.text.infill import InfillFormat
-from quire.engine.text.prompts import estimated_tokens
 from quire.serve.errors import ApiError
 from quire.serve.run.request import GenerationRequest
 from quire.serve.schemas.completions import CompletionRequest
@@ -39,11 +38,8 @@ def completion_request(fields: CompletionRequest, services: Services) -> Generat
         infill = required_infill(services, "suffix")
         prompts, sampling = _filled_in(fields, prompts, infill), ended_by(sampling, infill)
     require_few_choices(len(prompts), sampling, services)
-    longest = services.model.limits.max_model_len  # a longer prompt is refused later
     return GenerationRequest(
         prompts=prompts,
-        num_sequences=max(1, len(prompts) * sampling.num_sequences),  # an invalid number is refused later
-        num_tokens=sum(estimated_tokens(prompt, longest) for prompt in prompts),
         sampling=sampling,
         names={"beam_search": "use_beam_search", "grammar": held.field},
         sent_grammar=held.sent,

@@ -9,14 +9,14 @@ from typing import Final
 from quire.core.errors import InvalidRequestError
 from quire.core.pooling import Pooling
 from quire.engine.door import FOR_VECTORS
-from quire.engine.text.prompts import Prompt, estimated_tokens
+from quire.engine.text.prompts import Prompt
 from quire.serve.errors import ApiError
 from quire.serve.run.request import GenerationRequest, Truncation
 from quire.serve.schemas.embeddings import MAX_INPUTS, EmbeddingRequest, OllamaEmbeddingsRequest, OllamaEmbedRequest
 from quire.serve.services import Services
 from quire.serve.translate.completions import prompts_of
+from quire.serve.translate.sampling import truncation_to
 
-AS_MANY_AS_FIT: Final = -1
 NO_POOLING: Final = (
     "this server was started without --pooling, and the model names none, so it makes no vectors; start it with "
     "--pooling mean or --pooling last"
@@ -27,19 +27,10 @@ WITHOUT_END: Final = Truncation(None, keeps_start=True)
 
 def embedding_request(fields: EmbeddingRequest, services: Services) -> GenerationRequest:
     """Return the engine's request for a request of /v1/embeddings; raises if a field is not valid. Does not mutate."""
-    cut = start_of(fields.truncate_prompt_tokens)
+    cut = truncation_to(fields.truncate_prompt_tokens)
     made = vector_request(services, prompts_of(fields.input, "input"), "input", fields.dimensions, cut)
     special = fields.add_special_tokens is not False
     return replace(made, add_special_tokens=special, cache_salt=fields.cache_salt, priority=fields.priority)
-
-
-def start_of(length: int | None) -> Truncation | None:
-    """Return how to cut texts to a length, keeping their start; None: do not cut."""
-    if length == 0:
-        raise InvalidRequestError("truncate_prompt_tokens", 0, "a number of tokens from 1, or -1 for as many as fit")
-    if length is None:
-        return None
-    return WITHOUT_END if length == AS_MANY_AS_FIT else Truncation(length, keeps_start=True)
 
 
 def require_count(count: int, place: str) -> None:
@@ -70,19 +61,12 @@ def vector_request(
     """Return a request that makes a vector of each prompt; `place`: the name of their field. Does not mutate."""
     require_count(len(prompts), place)
     pooling = pooling_of(services, dimensions or 0, NO_POOLING)
-    return replace(unsampled_request(services, prompts, place), truncation=truncation, pooling=pooling)
+    return replace(unsampled_request(prompts, place), truncation=truncation, pooling=pooling)
 
 
-def unsampled_request(services: Services, prompts: Sequence[Prompt], place: str) -> GenerationRequest:
+def unsampled_request(prompts: Sequence[Prompt], place: str) -> GenerationRequest:
     """Return a request that samples nothing; `place`: the name of the prompts' field. Does not mutate."""
-    longest = services.model.limits.max_model_len  # a longer text is refused, or cut
-    return GenerationRequest(
-        prompts=prompts,
-        num_sequences=len(prompts),
-        num_tokens=sum(estimated_tokens(prompt, longest) for prompt in prompts),
-        sampling=FOR_VECTORS,
-        names={"prompt": place},
-    )
+    return GenerationRequest(prompts, FOR_VECTORS, {"prompt": place})
 
 
 def pooling_of(services: Services, dimensions: int, otherwise: str) -> Pooling:

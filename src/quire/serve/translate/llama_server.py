@@ -15,7 +15,6 @@ from msgspec.structs import replace as replace_fields
 from quire.core.errors import InvalidRequestError
 from quire.core.sampling_params import FORBIDDEN, MAX_BIASES, SamplingParams
 from quire.engine.text.infill import OtherFile
-from quire.engine.text.prompts import estimated_tokens
 from quire.serve.errors import unsupported
 from quire.serve.run.request import GenerationRequest
 from quire.serve.schemas.llama_server import (
@@ -68,8 +67,6 @@ def _request(fields: LlamaTextFields, services: Services, prompt: str | list[int
     held = _held(fields)
     return GenerationRequest(
         prompts=[prompt],
-        num_sequences=1,
-        num_tokens=estimated_tokens(prompt, services.model.limits.max_model_len),
         sampling=_sampling(fields, services.model.get_default_sampling_params(), held),
         names={**NAMES, "grammar": held.field},
         sent_grammar=held.sent,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from quire.engine.text.prompts import ChatOptions, estimated_tokens
+from quire.engine.text.prompts import ChatOptions
 from quire.engine.text.tokenizer import Tokenizer
 from quire.serve.answer_form import AnswerForm
 from quire.serve.errors import unsupported
@@ -49,8 +49,6 @@ def messages_request(fields: MessagesRequest, services: Services) -> GenerationR
     require_few_choices(1, sampling, services)
     return GenerationRequest(
         prompts=[asked.messages],
-        num_sequences=max(1, sampling.num_sequences),  # an invalid number is refused later
-        num_tokens=estimated_tokens([asked.messages, asked.options.tools], model.limits.max_model_len),
         sampling=sampling,
         names={**NAMES, "grammar": "tools" if held.grammar is None else held.field},
         chat=asked.options,

@@ -19,7 +19,7 @@ from msgspec.structs import replace as replace_fields
 from quire.core.errors import InvalidRequestError
 from quire.core.grammar import Grammar
 from quire.core.sampling_params import SamplingParams
-from quire.engine.text.prompts import ChatOptions, Prompt, estimated_tokens
+from quire.engine.text.prompts import ChatOptions, Prompt
 from quire.serve.answer_form import AnswerForm
 from quire.serve.errors import unsupported
 from quire.serve.loading.keep_alive import keep_alive_s
@@ -125,13 +125,10 @@ def _request(
     form: AnswerForm | None = None,
 ) -> GenerationRequest:
     """Return the request of a prompt, named `place`; without prompts if it is empty."""
-    held, tools = _held(fields.format), None if chat is None else chat.tools
-    sampling = _sampling(fields, services, held.grammar)
+    held = _held(fields.format)
     return GenerationRequest(
         prompts=[prompt] if prompt else [],
-        num_sequences=1,
-        num_tokens=estimated_tokens([prompt, tools], services.model.limits.max_model_len),
-        sampling=sampling,
+        sampling=_sampling(fields, services, held.grammar),
         names={**NAMES, "prompt": place, "messages": place, "grammar": "tools" if held.grammar is None else held.field},
         chat=chat,
         form=form,

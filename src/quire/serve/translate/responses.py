@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Final
 
 from quire.core.errors import InvalidRequestError, shortened
-from quire.engine.text.prompts import estimated_tokens
 from quire.serve.errors import ApiError, unsupported
 from quire.serve.run.request import GenerationRequest
 from quire.serve.schemas.responses import ResponseRequest
@@ -55,8 +54,6 @@ def response_request(fields: ResponseRequest, services: Services) -> GenerationR
     require_few_choices(1, sampling, services)
     return GenerationRequest(
         prompts=[messages],
-        num_sequences=max(1, sampling.num_sequences),  # an invalid number is refused later
-        num_tokens=estimated_tokens([messages, choice.shown], model.limits.max_model_len),
         sampling=sampling,
         names={**NAMES, "grammar": "tools" if held.grammar is None else held.field},
         chat=options,

@@ -100,13 +100,17 @@ def truncation_of(fields: SamplingFields) -> Truncation | None:
     >>> truncation_of(msgspec.convert({"truncate_prompt_tokens": -1}, SamplingFields))
     Truncation(length=None, keeps_start=False, refuses=False)
     """
-    length = fields.truncate_prompt_tokens
+    return truncation_to(fields.truncate_prompt_tokens, keeps_start=fields.truncation_side == "right")
+
+
+def truncation_to(length: int | None, *, keeps_start: bool = True) -> Truncation | None:
+    """Return how to cut prompts to a requested length; None: do not cut."""
     if length is None:
         return None
     if length < 1 and length != AS_MANY_AS_FIT:
         allowed = "a number of tokens from 1, or -1 for as many as fit"
         raise InvalidRequestError("truncate_prompt_tokens", length, allowed)
-    return Truncation(None if length == AS_MANY_AS_FIT else length, fields.truncation_side == "right")
+    return Truncation(None if length == AS_MANY_AS_FIT else length, keeps_start)
 
 
 def include_usage(fields: ChoiceFields) -> tuple[bool, bool]:

@@ -13,7 +13,8 @@ from quire.serve.run.request import GenerationRequest
 from quire.serve.schemas.scores import ClassifyRequest, CohereRerankRequest, Pairs, RerankRequest, ScoreRequest
 from quire.serve.services import Services
 from quire.serve.translate.completions import prompts_of
-from quire.serve.translate.embeddings import WITHOUT_END, pooling_of, require_count, start_of, unsampled_request
+from quire.serve.translate.embeddings import WITHOUT_END, pooling_of, require_count, unsampled_request
+from quire.serve.translate.sampling import truncation_to
 
 NO_SCORES: Final = (
     "this server was started without --pooling and --score-tokens, and the model names neither, so it cannot score "
@@ -51,7 +52,7 @@ def classify_request(fields: ClassifyRequest, services: Services) -> GenerationR
         raise InvalidRequestError("input", "texts to classify", "texts to continue or to embed").saying(NO_LABELS)
     prompts = prompts_of(fields.input, "input")
     require_count(len(prompts), "input")
-    made = unsampled_request(services, prompts, "input")
+    made = unsampled_request(prompts, "input")
     special = fields.add_special_tokens is not False
     return _with_common(replace(made, pooling=Pooling(LABELS), add_special_tokens=special), fields)
 
@@ -69,12 +70,12 @@ def _pairs_request(
         for index, pair in enumerate(pairs):
             for side, text in enumerate(pair):
                 places.setdefault(text, fields.place(index, side))
-        made = unsampled_request(services, list(places), place)
+        made = unsampled_request(list(places), place)
         names = {f"prompt[{index}]": name for index, name in enumerate(places.values())}
         return replace(made, pooling=pooling_of(services, 0, NO_SCORES), names={**made.names, **names})
     _require_room(services, pairs, fields.instruction, place)
     prompts, chat = pair_prompts(pairs, fields.instruction, model.tokenizer, plain=model.limits.one_step)
-    return replace(unsampled_request(services, prompts, place), pooling=Pooling(LABELS), chat=chat)
+    return replace(unsampled_request(prompts, place), pooling=Pooling(LABELS), chat=chat)
 
 
 def _require_room(services: Services, pairs: Pairs, instruction: str | None, place: str) -> None:
@@ -87,5 +88,5 @@ def _require_room(services: Services, pairs: Pairs, instruction: str | None, pla
 
 
 def _with_common(made: GenerationRequest, fields: ScoreRequest | RerankRequest | ClassifyRequest) -> GenerationRequest:
-    cut = start_of(fields.truncate_prompt_tokens)
+    cut = truncation_to(fields.truncate_prompt_tokens)
     return replace(made, truncation=cut, cache_salt=fields.cache_salt, priority=fields.priority)

@@ -12,7 +12,7 @@ from quire.serve.answer_form import AnswerForm
 from quire.serve.config import ServerConfig
 from quire.serve.errors import unsupported
 from quire.serve.reasoning import create_reasoning_format
-from quire.serve.schemas.tool_forms import MAX_TOOLS
+from quire.serve.schemas.forms import MAX_TOOLS
 from quire.serve.tools import NONE, TOOL_FORMATS, create_tool_format
 from quire.serve.tools.base import MAX_CALLS, Mode, Tool, ToolChoice
 
