@@ -50,7 +50,8 @@ def test_every_door_continues_the_same_prompt(server: RunningServer) -> None:
 
 
 def test_ollamas_clients_see_that_a_model_can_fill_in(server: RunningServer) -> None:
-    assert "insert" in server.post("/api/show", {"model": ""}).value["capabilities"]
+    name = server.get("/v1/models").value["data"][0]["id"]
+    assert "insert" in server.post("/api/show", {"model": name}).value["capabilities"]
 
 
 def test_other_files_are_shown_to_the_model(server: RunningServer) -> None:
