@@ -4,9 +4,8 @@ r"""sentence-transformers, as its users call it, for `quire bench vectors --peer
         --model FOLDER --texts FILE --out FILE --threads N --length N [--dtype DTYPE]
 
 The texts are a JSON list. `encode` sorts them by length and pads each batch, of 32 by default, to its longest text.
-Texts are cut at `--length` tokens, where quire's context ends, and not where the model's folder says. Prints one line
-of JSON, with the seconds of `encode` alone, after a warm-up; the vectors go to a file, as float32. It imports nothing
-from quire.
+Texts are cut at `--length` tokens, as quire cuts them. Prints one line of JSON, with the seconds of `encode` alone,
+after a warm-up; the vectors go to a file, as float32. It imports nothing from quire.
 """
 
 from __future__ import annotations

@@ -85,11 +85,11 @@ def measure_peer(config: EngineConfig, python: str, texts: Sequence[str], repeat
             "--length",
             length,
         )
-        llm.embed(texts[:2], use_tqdm=False)
+        llm.embed(texts[:2], use_tqdm=False, truncate=True)
         for index in range(repeat):
             tell(f"sentence-transformers: run {index + 1} of {repeat}")
             started = time.perf_counter()
-            outputs = llm.embed(texts, use_tqdm=False)
+            outputs = llm.embed(texts, use_tqdm=False, truncate=True)
             seconds["quire"].append(time.perf_counter() - started)
             ours = np.array([output.embedding for output in outputs])
             lengths = [len(output.prompt_token_ids) for output in outputs]
