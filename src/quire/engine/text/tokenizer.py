@@ -65,7 +65,7 @@ def _cut_longer(ids: Sequence[list[int]], room: int) -> list[list[int]]:
     """Return two lists that together have at most `room` tokens: the longer one loses its end, or both do.
 
     >>> _cut_longer([[1, 2], [3, 4, 5, 6]], 5), _cut_longer([[1, 2, 3], [4, 5, 6]], 5)
-    ([[1, 2], [3, 4, 5]], [[1, 2], [3, 4, 5]])
+    ([[1, 2], [3, 4, 5]], [[1, 2], [4, 5, 6]])
     """
     shorter = min(*map(len, ids), room // 2)
     lengths = [shorter, room - shorter]
