@@ -169,11 +169,11 @@ def load_model(model: ModelDescription, settings: TorchSettings, note_loaded: No
     Calls `note_loaded` with the progress of the model. Raises `ExecutionError` for a device that cannot be opened,
     `OutOfMemoryError` for weights that do not fit.
     """
-    reader = weight_reader(model, settings, note_loaded)
     if settings.num_threads:
         torch.set_num_threads(settings.num_threads)
     device = open_device(settings.device)
     cache = TorchCache(block_spec(model, settings), create_attention(model.spec, settings), device, num_blocks=0)
+    reader = weight_reader(model, settings, note_loaded)
     draft = None if model.draft is None else load_model(model.draft, settings.of_draft())
     cache.draft = None if draft is None else draft.cache
     decoder = load_decoder(model.spec, reader, settings, cache)
