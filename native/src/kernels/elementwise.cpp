@@ -27,8 +27,8 @@ Floats polynomial(const Floats& x, const float (&coefficients)[kCount]) {
 // x times the share of a normal distribution that lies below x: (1 + erf(x / sqrt 2)) / 2.
 //
 // Below 1, erf(a) / a is a polynomial in a squared. Above, log(erfc(a)) is a polynomial, and the share is computed from
-// erfc, which loses no digits where it is small. Above 5, erfc counts as 0. Both polynomials have the least largest
-// error of their degree; erf is off by at most 6e-8.
+// erfc, which loses no digits where it is small. Above 5, erfc counts as 0. Both polynomials are minimax fits; erf is
+// off by at most 6e-8.
 Floats gelu(const Floats& x) {
     constexpr float kNear[] = {7.889122935e-5F, -8.020842215e-4F, 5.189535674e-3F, -2.685444430e-2F,
                                1.128360033e-1F, -3.761262596e-1F, 1.128379107F};

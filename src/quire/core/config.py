@@ -100,7 +100,7 @@ class SchedulerConfig:
     swap_bytes_per_s: float = setting(4e9, "speed of copying blocks to or from the host, used by preemption auto")
     max_steps_under_way: int = setting(1, "steps to submit to the executor before waiting for the first result")
     itl_slo_ms: float | None = setting(None, "maximum ms between two tokens while prompts are computed; None: no limit")
-    max_slowdown: float = setting(0.0, "how many times as long prompts make a step while others generate; 0: no limit")
+    max_slowdown: float = setting(0.0, "how many steps of decodes a step with prompts may take; 0: no limit")
     max_drafts: int = setting(0, "tokens guessed ahead for a sequence in a step; 0: none")
     max_depth: int = setting(0, "the most of these that a draft model guesses; 0: no draft model")
 
@@ -214,8 +214,8 @@ class EngineConfig:
     )
     max_slowdown: float | None = setting(
         None,
-        "how many times as long as usual prompts may make a step while others generate, if at least 128 of their "
-        "tokens fit; 0: no limit; none: 4, or 0 on a GPU or with itl_slo_ms",
+        "while others generate, how many times as long as a step of decodes a step with prompts may take; it always "
+        "has room for 128 prompt tokens; 0: no limit; none: 4, or 0 on a GPU or with itl_slo_ms",
     )
     speculation: str = setting(
         "off",

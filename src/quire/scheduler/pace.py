@@ -2,8 +2,8 @@
 
 Each generating request has one token in every step, so the time between two of its tokens is the time of a step, and
 prompts make steps long. The pace measures steps. A step with prompt tokens shows how much time they add to a step
-without any, and so how many of them fit into the time allowed, which the operator sets, or which is some times that of
-a step of decodes:
+without any, and so how many of them fit into the time allowed. The operator sets this time; otherwise it is a multiple
+of the time of a step of decodes:
 
     limit = tokens of the prompt * (time allowed - step of decodes) / (time of the step - step of decodes)
 
@@ -30,8 +30,8 @@ UNIT: Final = 16
 """Limits are multiples of this, and not 0: a prompt makes progress even if the allowed time is too short."""
 
 LEAST_BESIDE: Final = 128
-"""The least limit if only a slowdown is set: a smaller part of a prompt reads the weights for too few tokens. Of many
-experts, 16 tokens already read more than half."""
+"""The lowest limit if only a slowdown is set. Smaller chunks would read the weights too often: of many experts, 16
+tokens already read more than half."""
 
 WEIGHT_OF_NEW: Final = 0.25
 """The weight of a new step of decodes in the mean time of such steps."""
@@ -40,8 +40,8 @@ WEIGHT_OF_NEW: Final = 0.25
 class StepPace:
     """Turns measured steps into a limit.
 
-    `allowed_ms`: the time allowed between two tokens of a request. `slowdown`, if there is none: how many times as long
-    as a step of decodes a step may take.
+    `allowed_ms`: the time allowed between two tokens of a request. If it is None, a step may take `slowdown` times as
+    long as a step of decodes.
     """
 
     def __init__(self, allowed_ms: float | None, slowdown: float = 0.0) -> None:
