@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from quire.core.errors import InvalidRequestError, InvariantError, RequestStateError
+from quire.core.images import Image, names_of
 from quire.core.logprobs import TokenLogprobs
 from quire.core.pooling import Pooling
 from quire.core.sampling_params import SamplingParams
@@ -110,6 +111,8 @@ class Request:
         "arrival_s",
         "serial",
         "tokens",
+        "images",
+        "names",
         "num_prompt_tokens",
         "max_total_tokens",
         "stop_ids",
@@ -155,6 +158,8 @@ class Request:
         self.priority = priority
         self.arrival_s = arrival_s
         self.tokens = token_array(prompt)
+        self.images: tuple[Image, ...] = ()  # of the prompt, in their order; set before the request is added
+        self.names: array[int] | None = None  # of the prompt's tokens, in the cache; None: the tokens themselves
         self.num_prompt_tokens = len(self.tokens)
         self.pooling: Pooling | None = None  # set before the request is added: the result is a vector, not a text
         self.group: RequestGroup | None = None
@@ -195,6 +200,21 @@ class Request:
         """
         self.tokens += token_array(output, "output_token_ids")
         self.backlog = len(self.tokens)
+
+    def name_tokens(self, block_size: int) -> None:
+        """Name the tokens of the prompt for the cache; see `quire.core.images`. Mutates."""
+        self.names = names_of(self.tokens[: self.num_prompt_tokens], self.images, block_size) if self.images else None
+
+    def key(self, start: int, end: int) -> bytes:
+        """Return the packed names of tokens, by which the cache knows their blocks. Does not mutate.
+
+        >>> Request("r", [5, 6, 7]).key(1, 3) == token_array([6, 7]).tobytes()
+        True
+        """
+        names = self.names
+        if names is None or start >= len(names):
+            return self.tokens[start:end].tobytes()
+        return (names[start:end] + self.tokens[max(start, len(names)) : end]).tobytes()
 
     def open_branch(self, branch: int) -> Request:
         """Return a sibling with the same progress and its own tokens. Its memory is forked elsewhere."""

@@ -20,6 +20,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast, get_args
 
 from quire.core.errors import StepLogError
+from quire.core.images import Image
 from quire.core.kept_block import KeptBlock
 from quire.core.pooling import Pooling
 from quire.core.request import DEFAULT_SCOPE, CacheScope, Request
@@ -44,7 +45,7 @@ class Add(Command):
     """Add a request. The engine sets its `arrival_s`.
 
     `output_token_ids`: tokens of its text that another engine has already generated. Generation continues after them,
-    as if this engine had generated them; updates report only the tokens that follow.
+    as if this engine had generated them; updates report only the tokens that follow. `images`: those of the prompt.
     """
 
     request_id: str
@@ -55,6 +56,7 @@ class Add(Command):
     arrival_s: float = 0.0
     pooling: Pooling | None = None
     output_token_ids: TokenIds = field(default_factory=lambda: array("i"))
+    images: tuple[Image, ...] = ()
 
     @classmethod
     def of(cls, request: Request) -> Add:
@@ -68,6 +70,7 @@ class Add(Command):
             request.arrival_s,
             request.pooling,
             request.tokens[request.num_prompt_tokens :],
+            request.images,
         )
 
     def to_request(self) -> Request:
@@ -80,7 +83,7 @@ class Add(Command):
             priority=self.priority,
             arrival_s=self.arrival_s,
         )
-        request.pooling = self.pooling
+        request.pooling, request.images = self.pooling, self.images
         if self.output_token_ids:
             request.begin_with(self.output_token_ids)
         return request

@@ -182,7 +182,9 @@ class Door:
         scope = ticket.scope
         if ticket.adapter is not None:
             scope = replace(scope, adapter=self.adapters.digest_of(ticket.adapter))
-        request = Add(request_id, prompt.token_ids, wanted, scope, ticket.priority, pooling=ticket.pooling)
+        request = Add(
+            request_id, prompt.token_ids, wanted, scope, ticket.priority, pooling=ticket.pooling, images=prompt.images
+        )
         validate(request.to_request(), limits)
         if wanted.bad_words:
             request = replace(request, sampling=with_bad_words(wanted, self.tokenizer))

@@ -18,6 +18,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Final, cast
 
 from quire.core.errors import InvalidRequestError, QuireError, shortened
+from quire.core.images import Image
 from quire.core.request import token_array
 from quire.core.sampling_params import MAX_BAD_WORD_TOKENS, SamplingParams
 from quire.engine.near_names import keyword_meant_by
@@ -59,10 +60,11 @@ class ChatOptions:
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """The token ids of a prompt, and its text if it was given as one."""
+    """The token ids of a prompt, its text if it was given as one, and its images."""
 
     text: str | None
     token_ids: array[int]
+    images: tuple[Image, ...] = ()
 
 
 def split_prompts(prompts: Prompts) -> list[Prompt]:
