@@ -3,6 +3,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <map>
 #include <stdexcept>
 #include <string>
@@ -365,11 +366,33 @@ std::vector<const Adapter*> adapters_of(const Decoder& decoder, const std::vecto
     return found;
 }
 
+void set_given(StepView& step, const DecoderShape& shape, const Column& given, const Array<const float, 2>& rows) {
+    const auto num_rows = static_cast<std::int64_t>(rows.shape(0));
+    const std::int64_t *first = given.data(), *end = first + given.shape(0);
+    if (end - first != step.num_tokens || static_cast<int>(rows.shape(1)) != shape.embedding_size ||
+        std::any_of(first, end, [&](std::int64_t index) { return index >= num_rows; })) {
+        throw std::invalid_argument("the given rows do not have the shape of the step");
+    }
+    step.given = given.data();
+    step.given_rows = {const_cast<float*>(rows.data()), shape.embedding_size};  // steps only read them
+}
+
+void set_coordinates(StepView& step, const DecoderShape& shape, const Table& coordinates) {
+    int num_axes = 0;
+    for (const RopeShape& rope : shape.ropes) num_axes = std::max(num_axes, rope.num_axes());
+    if (static_cast<int>(coordinates.shape(0)) < num_axes ||
+        static_cast<int>(coordinates.shape(1)) != step.num_tokens) {
+        throw std::invalid_argument("the coordinates do not have the shape of the step");
+    }
+    step.coordinates = coordinates.data();
+}
+
 void run(Decoder& decoder, const Column& query_starts, const Column& token_ids, const Column& positions,
          const Column& logit_indices, const std::vector<Column>& slots, const std::vector<Table>& tables,
          const Array<float, 2>& logits, const Array<bool, 1>& finite_logits, const Array<bool, 1>& finite_tokens,
          const Column& state_indices, const Array<float, 2>& states, const std::vector<const Adapter*>& adapters,
-         const Column& adapter_of) {
+         const Column& adapter_of, const Column& given, const Array<const float, 2>& given_rows,
+         const Table& coordinates) {
     StepView step;
     step.num_sequences = static_cast<int>(query_starts.shape(0)) - 1;
     step.num_tokens = static_cast<int>(token_ids.shape(0));
@@ -386,6 +409,8 @@ void run(Decoder& decoder, const Column& query_starts, const Column& token_ids, 
         step.table_strides.push_back(static_cast<std::int64_t>(table.shape(1)));
     }
     step.adapters = adapters_of(decoder, adapters, adapter_of, step.num_sequences);
+    if (given.shape(0) > 0) set_given(step, decoder.shape(), given, given_rows);
+    if (coordinates.shape(0) > 0) set_coordinates(step, decoder.shape(), coordinates);
     const int stride = static_cast<int>(logits.shape(1)), state_stride = static_cast<int>(states.shape(1));
     if (stride != round_up(decoder.shape().vocab_size, kPanelWidth) ||
         static_cast<int>(logits.shape(0)) < step.num_logits ||
@@ -474,11 +499,15 @@ void bind_decoder(nb::module_& module) {
              "Take activations, these arrays and huge pages for the weights from the system while no step runs.")
         .def("num_unprepared", &Decoder::num_unprepared, "The pieces of memory that are still to be prepared.")
         .def("weight_bytes", &Decoder::weight_bytes, "Bytes of the weights, as they lie in memory.")
-        .def("run", &run, nb::arg("query_starts"), nb::arg("token_ids"), nb::arg("positions"), nb::arg("logit_indices"),
-             nb::arg("slots"), nb::arg("tables"), nb::arg("logits"), nb::arg("finite_logits"), nb::arg("finite_tokens"),
-             nb::arg("state_indices"), nb::arg("states"), nb::arg("adapters"), nb::arg("adapter_of"),
-             "Compute one step; the results are written into the arrays for logits, finite ones and states. Sequence i "
-             "has the adapter with the index adapter_of[i], none if that is negative; no entries: none has one.");
+        .def(
+            "run", &run, nb::arg("query_starts"), nb::arg("token_ids"), nb::arg("positions"), nb::arg("logit_indices"),
+            nb::arg("slots"), nb::arg("tables"), nb::arg("logits"), nb::arg("finite_logits"), nb::arg("finite_tokens"),
+            nb::arg("state_indices"), nb::arg("states"), nb::arg("adapters"), nb::arg("adapter_of"), nb::arg("given"),
+            nb::arg("given_rows"), nb::arg("coordinates"),
+            "Compute one step; the results are written into the arrays for logits, finite ones and states. Sequence i "
+            "has the adapter with the index adapter_of[i], none if that is negative; no entries: none has one. Token i "
+            "has given_rows[given[i]] instead of its embedding, unless that is negative or there are no entries. "
+            "coordinates: [axes, tokens], for rotary positions with axes; no entries: each is the position.");
     nb::class_<Adapter>(module, "Adapter", "A LoRA adapter of a decoder; see native/include/quire/adapter.h.")
         .def(nb::init<const Decoder&>(), nb::arg("decoder"), nb::keep_alive<1, 2>())
         .def("set", &set_low_rank, nb::arg("part"), nb::arg("layer"), nb::arg("index"), nb::arg("a"), nb::arg("b"),

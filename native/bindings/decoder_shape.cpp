@@ -132,6 +132,7 @@ DecoderShape shape_of(const nb::dict& fields) {
         shape.ropes.push_back({.rotary_dim = field<int>(entry, "rotary_dim"),
                                .scale = field<float>(entry, "scale"),
                                .inverse_frequencies = field<std::vector<float>>(entry, "inverse_frequencies"),
+                               .axes = field<std::vector<int>>(entry, "axes"),
                                .query_growth = field<float>(entry, "query_growth"),
                                .growth_length = field<std::int64_t>(entry, "growth_length")});
     }

@@ -60,8 +60,7 @@ class Decoder::Step : private Products {
         const Rows& rows = projected ? normed_ : hidden_;
         for_rows(view_.num_tokens, [&](int row) {
             float* to = rows.row(row);
-            look_up(static_cast<int>(view_.token_ids[row]), to);
-            for (int i = 0; i < shape_.embedding_size; ++i) to[i] *= shape_.embedding_scale;
+            embed_token(row, to);
             compute_angles(row);
             if (!projected) complete_embedding(row);
         });
@@ -70,6 +69,16 @@ class Decoder::Step : private Products {
             for_rows(view_.num_tokens, [&](int row) { complete_embedding(row); });
         }
         if (shape_.layer_inputs.size > 0) compute_layer_inputs();
+    }
+
+    void embed_token(int row, float* to) const {
+        if (view_.is_given(row)) {
+            std::memcpy(to, view_.given_rows.row(static_cast<int>(view_.given[row])),
+                        shape_.embedding_size * sizeof(float));
+            return;
+        }
+        look_up(static_cast<int>(view_.token_ids[row]), to);
+        for (int i = 0; i < shape_.embedding_size; ++i) to[i] *= shape_.embedding_scale;
     }
 
     void look_up(int token, float* to) const {
@@ -107,7 +116,8 @@ class Decoder::Step : private Products {
         for (const RopeShape& rope : shape_.ropes) {
             const int half = rope.rotary_dim / 2;
             for (int i = 0; i < half; ++i) {
-                const float angle = static_cast<float>(view_.positions[row]) * rope.inverse_frequencies[i];
+                const auto at = rope.axes.empty() ? view_.positions[row] : view_.coordinate(rope.axes[i], row);
+                const float angle = static_cast<float>(at) * rope.inverse_frequencies[i];
                 to[i] = static_cast<float>(std::cos(static_cast<double>(angle))) * rope.scale;
                 to[half + i] = static_cast<float>(std::sin(static_cast<double>(angle))) * rope.scale;
             }

@@ -89,6 +89,9 @@ class Decoder:
         states: NDArray[np.float32],
         adapters: Sequence[Adapter],
         adapter_of: NDArray[np.int64],
+        given: NDArray[np.int64],
+        given_rows: NDArray[np.float32],
+        coordinates: NDArray[np.int64],
     ) -> None: ...
 
 class Adapter:

@@ -16,6 +16,7 @@ from quire.compute.native import NativeSettings, kv_cache_spec
 from quire.compute.reference.operations import rope_angles, rotate
 from quire.compute.worker import key_centres
 from quire.compute.worker.cache_engine import CacheEngine
+from quire.compute.worker.model_runner import NO_COORDINATES
 from support.native_runs import NativeRun
 from support.reference_runs import ReferenceRun
 from support.spec_models import SPECS, write_spec_model
@@ -80,7 +81,7 @@ def test_equal_keys_that_turn_have_a_centre_where_they_turn_slowly() -> None:
     rope = RopeSpec(rotary_dim=6, inverse_frequencies=(1.0, 1e-3, 1e-6))
     key = np.array([1.0, 2.0, 3.0, -1.0, 0.5, 2.0, 7.0, 8.0], np.float32)
     positions = np.arange(key_centres.NUM_POSITIONS)
-    turned = rotate(np.tile(key, (len(positions), 1, 1)), rope_angles(positions, rope))
+    turned = rotate(np.tile(key, (len(positions), 1, 1)), rope_angles(positions, rope, NO_COORDINATES))
     centre = key_centres._mean(turned[: key_centres.NUM_TOKENS], rope)
     assert np.allclose(centre, turned.mean(axis=0), atol=1e-3)
     assert np.allclose(centre[0, [2, 5, 6, 7]], key[[2, 5, 6, 7]], atol=0.02), (

@@ -82,9 +82,11 @@ struct RopeShape {
     int rotary_dim = 0;
     float scale = 1.0F;
     std::vector<float> inverse_frequencies;
-    float query_growth = 0.0F;  // queries are multiplied by 1 + query_growth * log(1 + position / growth_length)
+    std::vector<int> axes = {};  // the coordinate that each frequency turns with; empty: the position
+    float query_growth = 0.0F;   // queries are multiplied by 1 + query_growth * log(1 + position / growth_length)
     std::int64_t growth_length = 1;
 
+    int num_axes() const { return axes.empty() ? 0 : 1 + *std::max_element(axes.begin(), axes.end()); }
     float query_factor(std::int64_t position) const {
         if (query_growth == 0.0F) return 1.0F;
         const auto times = static_cast<double>(1 + position / growth_length);
@@ -270,10 +272,19 @@ struct StepView {
     const std::int64_t* positions = nullptr;      // [num_tokens]
     const std::int64_t* logit_indices = nullptr;  // [num_logits]
     const std::int64_t* state_indices = nullptr;  // [num_states]
-    std::vector<const std::int64_t*> slots;       // per KV group: [num_tokens]
-    std::vector<const std::int64_t*> tables;      // per KV group: [num_sequences, table_strides[group]]
+    const std::int64_t* given = nullptr;        // [num_tokens], a row instead of an embedding, -1: none; null: no rows
+    Rows given_rows = {};                       // of embedding_size numbers
+    const std::int64_t* coordinates = nullptr;  // [num_axes, num_tokens]; null: each is the position
+    std::vector<const std::int64_t*> slots;     // per KV group: [num_tokens]
+    std::vector<const std::int64_t*> tables;    // per KV group: [num_sequences, table_strides[group]]
     std::vector<std::int64_t> table_strides;
     std::vector<const Adapter*> adapters;  // per sequence, null: none; empty: no sequence has one
+
+    bool is_given(int token) const { return given != nullptr && given[token] >= 0; }
+    std::int64_t coordinate(int axis, int token) const {
+        return coordinates == nullptr ? positions[token]
+                                      : coordinates[static_cast<std::int64_t>(axis) * num_tokens + token];
+    }
 };
 
 // The memory for the results.

@@ -16,6 +16,10 @@ MAX_EXPERTS: Final = 1 << 16
 """For all layers together: three times the number in any model. The tensors of each are checked one by one."""
 
 
+MAX_AXES: Final = 3
+"""Time, height and width."""
+
+
 class Activation(Enum):
     """The non-linearity of the MLP."""
 
@@ -40,7 +44,8 @@ class RopeSpec:
     """The first `rotary_dim` dimensions of a head rotate, in pairs (i, i + rotary_dim / 2).
 
     At position p pair i rotates by p × inverse_frequencies[i]; cosine and sine are multiplied by
-    `scale`. Queries, not keys, are also multiplied by 1 + `query_growth` × log(1 + floor(p / growth_length)). These
+    `scale`. With `axes`, p is the coordinate of the token on axis axes[i]: patches and images have several coordinates.
+    Queries, not keys, are also multiplied by 1 + `query_growth` × log(1 + floor(p / growth_length)). These
     numbers include any context extension, and are float32 values.
     """
 
@@ -49,6 +54,7 @@ class RopeSpec:
     scale: float = 1.0
     query_growth: float = 0.0
     growth_length: int = 1
+    axes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +208,8 @@ def check_rope(rope: RopeSpec, head_dim: int) -> None:
         raise CheckpointError("rotary dimensions", rope.rotary_dim, f"an even number from 2 to {head_dim}")
     if len(rope.inverse_frequencies) != rope.rotary_dim // 2:
         raise CheckpointError("rotary frequencies", len(rope.inverse_frequencies), f"{rope.rotary_dim // 2} of them")
+    if rope.axes and (len(rope.axes) != len(rope.inverse_frequencies) or not set(rope.axes) <= set(range(MAX_AXES))):
+        raise CheckpointError("rotary axes", rope.axes, f"one for each frequency, from 0 to {MAX_AXES - 1}")
 
 
 def check_latent(attention: AttentionSpec, latent: LatentSpec) -> None:

@@ -116,6 +116,9 @@ class NativeDecoder:
             inputs.state_indices,
             states,
             *self._adapters_of(inputs),
+            inputs.given,
+            inputs.given_rows,
+            inputs.coordinates,
         )
         return StepOutputs(self._logits[:num_logits], finite, finite_logits, states[:, :size])
 

@@ -164,6 +164,7 @@ def _rope(rope: RopeSpec) -> dict[str, object]:
         "rotary_dim": rope.rotary_dim,
         "scale": rope.scale,
         "inverse_frequencies": list(rope.inverse_frequencies),
+        "axes": list(rope.axes),
         "query_growth": rope.query_growth,
         "growth_length": rope.growth_length,
     }

@@ -78,7 +78,7 @@ class ReferenceDecoder:
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             hidden = self._embed(inputs)  # [num_tokens, hidden_size]
             layer_inputs = self._layer_inputs(hidden, inputs.token_ids)
-            angles = self._angles(inputs.positions)
+            angles = self._angles(inputs)
             for index, layer in enumerate(self.spec.layers):
                 parts = self.weights.layers[index]
                 attended = self._attend(
@@ -99,6 +99,9 @@ class ReferenceDecoder:
     def _embed(self, inputs: StepInputs) -> FloatArray:
         hidden = looked_up(self.weights.parts[Part.EMBEDDING], inputs.token_ids)
         hidden = hidden * np.float32(self.spec.embedding_scale)
+        if len(inputs.given):
+            is_given = inputs.given >= 0
+            hidden[is_given] = inputs.given_rows[inputs.given[is_given]]
         if self.spec.embedding_size is not None:
             hidden = linear(hidden, self.weights.parts[Part.EMBEDDING_IN])
         if self.spec.token_types:
@@ -133,10 +136,10 @@ class ReferenceDecoder:
             hidden = hidden + self._norm(linear(inner, parts[Part.INPUT_OUTPUT]), parts, Part.AFTER_INPUT_NORM)
         return hidden * parts[Part.LAYER_SCALE].weight if Part.LAYER_SCALE in parts else hidden
 
-    def _angles(self, positions: IntArray) -> dict[RopeSpec, Angles]:
+    def _angles(self, inputs: StepInputs) -> dict[RopeSpec, Angles]:
         """Return the angles of each kind of rotary positions in the model, once for all layers."""
         ropes = {layer.rope for layer in self.spec.layers if layer.rope is not None}
-        return {rope: rope_angles(positions, rope) for rope in ropes}
+        return {rope: rope_angles(inputs.positions, rope, inputs.coordinates) for rope in ropes}
 
     def _attention(self, index: int, angles: Angles | None) -> _Attention | LatentAttention:
         """Return the attention of a layer."""

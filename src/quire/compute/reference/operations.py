@@ -146,10 +146,13 @@ def soft_cap(rows: FloatArray, cap: float | None) -> FloatArray:
     return rows if cap is None else np.float32(cap) * _tanh(rows / np.float32(cap))
 
 
-def rope_angles(positions: IntArray, rope: RopeSpec) -> Angles:
-    """Return the angles of positions."""
+def rope_angles(positions: IntArray, rope: RopeSpec, coordinates: IntArray) -> Angles:
+    """Return the angles of positions; `coordinates` are [num_axes, num_tokens], or empty: each is the position."""
+    turning = positions[:, None]
+    if rope.axes and len(coordinates):
+        turning = coordinates[list(rope.axes)].T
     # Models are trained with angles rounded to float32, so the oracle rounds them too.
-    angles = positions.astype(np.float32)[:, None] * np.array(rope.inverse_frequencies, np.float32)
+    angles = turning.astype(np.float32) * np.array(rope.inverse_frequencies, np.float32)
     exact, scale = angles.astype(np.float64), np.float32(rope.scale)
     factors = None
     if rope.query_growth:

@@ -21,6 +21,7 @@ UNKNOWN: Final = -1
 """A token that a running step samples; only a runner that is a `Launcher` gets it, as the last token of a sequence."""
 
 NO_INDICES: Final[IntArray] = np.zeros(0, np.int64)
+NO_COORDINATES: Final[IntArray] = np.zeros((0, 0), np.int64)
 NO_STATES: Final[FloatArray] = np.zeros((0, 0), np.float32)
 
 
@@ -31,6 +32,9 @@ class StepInputs:
     Sequence s has the tokens query_starts[s] up to query_starts[s + 1], at consecutive positions, and
     gets the logits logit_starts[s] up to logit_starts[s + 1], for its last tokens. `entries[s]` is its
     entry in the plan, and `rows[s]` its row.
+
+    Token t has the row given_rows[given[t]] instead of its embedding, unless that is -1. Its coordinates are for
+    rotary positions with axes; without any, each is its position.
     """
 
     entries: tuple[int, ...]
@@ -44,6 +48,9 @@ class StepInputs:
     rows: IntArray  # [num_sequences]
     state_indices: IntArray = field(default_factory=lambda: NO_INDICES)  # [num_states], each an index of a token
     adapters: tuple[str, ...] = ()  # [num_sequences], digests, empty for no adapter; (): no sequence has one
+    given: IntArray = field(default_factory=lambda: NO_INDICES)  # [num_tokens], see above; empty: no token has a row
+    given_rows: FloatArray = field(default_factory=lambda: NO_STATES)  # [num_rows, embedding_size]
+    coordinates: IntArray = field(default_factory=lambda: NO_COORDINATES)  # [num_axes, num_tokens], or empty
 
     def tokens_of(self, sequence: int) -> slice:
         """Return the slice of a sequence's tokens."""
@@ -74,6 +81,9 @@ class StepInputs:
             rows=self.rows[start:stop],
             state_indices=states[(states >= tokens.start) & (states < tokens.stop)] - tokens.start,
             adapters=self.adapters[start:stop],
+            given=self.given[tokens],
+            given_rows=self.given_rows,
+            coordinates=self.coordinates[:, tokens],
         )
 
 
