@@ -145,6 +145,23 @@ def test_rows_that_are_late_end_with_the_same_tokens(shard: int) -> None:
     assert [name for name in happened if not seen[name]] == []
 
 
+def run_with_images(seed: int) -> Counter[str]:
+    """Requests whose prompts have images: the cache must tell the same tokens with other images apart."""
+    rng = random.Random(seed)
+    disk = ShadowDisk(seed, DiskChaos.draw(rng)) if seed % 3 == 0 else None
+    scenario = Scenario.draw(seed)
+    scenario = (scenario if disk is None else scenario.with_disk(rng)).with_images(rng)
+    return Simulation(scenario, disk=disk).run()
+
+
+@pytest.mark.parametrize("shard", range(2))
+def test_prompts_with_images_end_with_their_own_tokens(shard: int) -> None:
+    seen = Counter[str]()
+    for seed in range(4000 + 50 * shard, 4050 + 50 * shard):
+        seen += run_with_images(seed)
+    assert [name for name in ("hits", "merged blocks", "preemptions", "moves_in", "copies") if not seen[name]] == []
+
+
 def run_with_states(seed: int) -> Counter[str]:
     """Rows that are late, steps that fail, and in every third run a disk, over which a second engine starts."""
     rng = random.Random(seed)

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, NoReturn
 from quire.core.errors import ExecutionError
 from quire.core.guesses import Guesses
 from quire.core.hypothesis import Hypothesis
+from quire.core.images import Image
 from quire.core.kv_spec import KVCacheSpec
 from quire.core.logprobs import TokenLogprobs
 from quire.core.step import NO_BLOCK, StepPlan, StepResult
@@ -70,6 +71,15 @@ def extend(digest: int, *tokens: int) -> int:
         digest = ((digest ^ (token + 0x9E3779B9)) * _PRIME) & _MASK
         digest ^= digest >> 29
     return digest
+
+
+def seen(tokens: Sequence[int], images: Sequence[Image]) -> list[int]:
+    """The tokens of a prompt, those of images told apart by what they show."""
+    found = list(tokens)
+    for image in images:
+        for position in range(image.start, image.end):
+            found[position] = (int.from_bytes(image.digest[:7]) << 8) + position - image.start
+    return found
 
 
 class ShadowCache:
@@ -232,7 +242,7 @@ class ShadowExecutor:
             if start.row in self._rows:
                 raise ShadowError(f"row {start.row} starts and was not released")
             digests = [root_digest(self._salt_of(start.request_id))]
-            for token in start.tokens:
+            for token in seen(start.tokens, start.images):
                 digests.append(extend(digests[-1], token))
             tables: list[list[int]] = [[] for _ in self._spec.groups]
             tokens = array("i", start.tokens)
@@ -452,10 +462,10 @@ def report_prompt(tokens: Sequence[int], digests: list[int], positions: range) -
     )
 
 
-def expected_report(prompt: list[int], salt: str = "") -> list[TokenLogprobs]:
+def expected_report(prompt: list[int], salt: str = "", images: Sequence[Image] = ()) -> list[TokenLogprobs]:
     """What a `ShadowExecutor` must report of a prompt, whatever else runs."""
     digests = [root_digest(salt)]
-    for token in prompt:
+    for token in seen(prompt, images):
         digests.append(extend(digests[-1], token))
     return list(report_prompt(prompt, digests, range(len(prompt) - 1)))
 

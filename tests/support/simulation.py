@@ -20,6 +20,7 @@ from typing import Any
 
 from quire.core.config import MOST_DRAFTS, MemoryConfig, SchedulerConfig
 from quire.core.errors import ExecutionError, RequestTooLargeError
+from quire.core.images import MIN_IMAGE_TOKENS, Image, names_of
 from quire.core.kv_spec import RECURRENT_WINDOW, KVCacheSpec, KVGroup
 from quire.core.request import CacheScope, FinishReason, Request
 from quire.core.sampling_params import SamplingParams
@@ -38,6 +39,7 @@ from support.shadow import (
     expected_tokens,
     extend,
     root_digest,
+    seen,
 )
 from support.shadow_disk import ShadowDisk
 from support.step_faults import StepFaults
@@ -45,6 +47,8 @@ from support.step_faults import StepFaults
 VOCAB_SIZE = 50
 MAX_MODEL_LEN = 44
 EOS = 7
+MAX_IMAGES = 3
+PLACEHOLDER = 9
 
 
 @dataclass(frozen=True)
@@ -56,12 +60,20 @@ class Job:
     sampling: SamplingParams
     scope: CacheScope = field(default_factory=CacheScope)
     priority: int = 0
+    images: tuple[Image, ...] = ()
 
     def request(self, arrival_s: float = 0.0) -> Request:
         """Make the request."""
-        return Request(
+        request = Request(
             self.request_id, self.prompt, self.sampling, scope=self.scope, priority=self.priority, arrival_s=arrival_s
         )
+        request.images = self.images
+        return request
+
+    @property
+    def seen(self) -> list[int]:
+        """What the model sees: the tokens of the prompt, and its images."""
+        return seen(self.prompt, self.images)
 
 
 @dataclass(frozen=True)
@@ -170,6 +182,25 @@ class Scenario:
         )
         return replace(self, memory=memory, jobs=jobs, chaos=replace(self.chaos, operate=rng.choice([0.0, 0.3])))
 
+    def with_images(self, rng: random.Random) -> Scenario:
+        """Return the same scenario with images in prompts: the same or other ones behind the same tokens."""
+        pictures = [bytes([shade] * 3) for shade in range(3)]
+        jobs = []
+        for job in self.jobs:
+            images, at = [], rng.choice([0, 0, 2, 5])
+            prompt = list(job.prompt)
+            while at + MIN_IMAGE_TOKENS <= len(prompt) and len(images) < MAX_IMAGES:
+                num_tokens = rng.choice([MIN_IMAGE_TOKENS, MIN_IMAGE_TOKENS, 7])
+                if at + num_tokens > len(prompt):
+                    break
+                images.append(Image.of(at, num_tokens, 1, 1, rng.choice(pictures)))
+                prompt[at : at + num_tokens] = [PLACEHOLDER] * num_tokens
+                at += num_tokens + rng.choice([0, 1, 4])
+            jobs.append(replace(job, prompt=prompt, images=tuple(images)))
+        spec = replace(self.spec, block_size=rng.choice([4, 4, 8]))
+        memory = replace(self.memory, num_blocks=_draw_num_blocks(rng, spec, jobs))
+        return replace(self, jobs=jobs, spec=spec, memory=memory)
+
     def with_step_faults(self, faults: StepFaults) -> Scenario:
         """Return the same scenario with an executor that fails."""
         return replace(self, step_faults=faults)
@@ -265,13 +296,13 @@ def expected_ends(job: Job, max_total_tokens: int) -> tuple[list[list[int]], boo
     sampling, salt = job.sampling, job.scope.salt
     most = max_total_tokens - len(job.prompt)
     if sampling.beam_search and sampling.num_sequences > 1:
-        return expected_search(job.prompt, sampling.num_sequences, most, VOCAB_SIZE, salt=salt, can_end=True)
+        return expected_search(job.seen, sampling.num_sequences, most, VOCAB_SIZE, salt=salt, can_end=True)
     stops = set() if sampling.beam_search else set(sampling.stop_token_ids)
     if not sampling.ignore_eos and not sampling.beam_search:
         stops.add(EOS)
     ends = []
     for branch in range(sampling.num_sequences):
-        tokens = expected_tokens(job.prompt, most, VOCAB_SIZE, salt=salt, branch=branch)
+        tokens = expected_tokens(job.seen, most, VOCAB_SIZE, salt=salt, branch=branch)
         earliest = max(1, sampling.min_tokens)
         end = next((at for at, token in enumerate(tokens, 1) if at >= earliest and token in stops), most)
         ends.append(tokens[:end])
@@ -344,6 +375,7 @@ class Simulation:
             max_sequence_tokens(num_blocks, scenario.spec),
             scenario.scheduler.max_num_seqs,
             (EOS,),
+            max_images=MAX_IMAGES,
         )
         accuracy = scenario.draft_accuracy
         config = scenario.scheduler if accuracy is None else replace(scenario.scheduler, max_drafts=MOST_DRAFTS)
@@ -433,7 +465,12 @@ class Simulation:
         jobs, rng = self.memory.jobs, self._rng
         if rng.random() < 0.5:
             job = rng.choice(self.scenario.jobs)
-            jobs.keep("kept", array("i", job.prompt), job.scope, wants_slots=True)
+            jobs.keep(
+                "kept",
+                names_of(array("i", job.prompt), job.images, self.memory.spec.block_size),
+                job.scope,
+                wants_slots=True,
+            )
         else:
             name = disk.pack()[0] if not disk.bundles or rng.random() < 0.5 else rng.choice(list(disk.bundles))
             jobs.take(name, name, disk.packed(name))
@@ -514,7 +551,7 @@ class Simulation:
         members = request.group.members if request.group else [request]
         ends, is_over = expected_ends(job, request.max_total_tokens)
         is_search = job.sampling.beam_search and job.sampling.num_sequences > 1
-        report = [] if job.sampling.prompt_logprobs is None else expected_report(job.prompt, job.scope.salt)
+        report = [] if job.sampling.prompt_logprobs is None else expected_report(job.prompt, job.scope.salt, job.images)
         for member in members:
             assert member.tokens[: len(job.prompt)].tolist() == job.prompt
             output, end = member.output_token_ids, ends[member.branch]
@@ -527,7 +564,7 @@ class Simulation:
             if reason in (FinishReason.ABORT, FinishReason.ERROR) or name in self._stopped:
                 if is_search:
                     count, salt = len(output), job.scope.salt
-                    beams, _ = expected_search(job.prompt, len(ends), count, VOCAB_SIZE, salt=salt)
+                    beams, _ = expected_search(job.seen, len(ends), count, VOCAB_SIZE, salt=salt)
                     assert output == beams[member.branch]
                 else:
                     assert output == end[: len(output)]

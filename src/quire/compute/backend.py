@@ -19,6 +19,7 @@ from quire.compute.sampling.draws import Sampler
 from quire.compute.speculation.base import Proposer
 from quire.compute.weights.classifier import Classifier
 from quire.compute.weights.dense import Dense
+from quire.compute.worker.image_rows import ImageEncoder
 from quire.compute.worker.kv_memory import KVMemory
 from quire.compute.worker.model_runner import ModelRunner
 from quire.compute.worker.step_ahead import Launcher
@@ -102,8 +103,9 @@ class WorkerParts:
 
     `proposer` guesses tokens without a model, and `draft` with a draft model; None: not used. `store` keeps blocks on
     disk; None: they are not kept. `adapters`: the runner's; None: it supports none. `classifier`: of a model with
-    labels. `dense`: the layers after the pooling of vectors. `has_adapter` is called before a row gets an adapter,
-    and can wait until that is loaded. `on_start` is called once the KV memory is allocated.
+    labels. `dense`: the layers after the pooling of vectors. `image_encoder`: of a model that reads images.
+    `has_adapter` is called before a row gets an adapter, and can wait until that is loaded. `on_start` is called once
+    the KV memory is allocated.
     """
 
     runner: ModelRunner[Any]
@@ -120,6 +122,7 @@ class WorkerParts:
     has_adapter: Callable[[str], bool] | None = None
     classifier: Classifier | None = None
     dense: tuple[Dense, ...] = ()
+    image_encoder: ImageEncoder | None = None
 
     def with_runner(self, runner: ModelRunner[Any]) -> WorkerParts:
         """Return the parts with another runner, which sees every step: the launcher is dropped."""

@@ -23,6 +23,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from quire.core.errors import InvariantError
+from quire.core.wire import WireReader, WireWriter
+
 CHANNELS: Final = 3
 MIN_IMAGE_TOKENS: Final = 4
 """An image has at least this many tokens: then the names of the first block with it have at least 124 bits."""
@@ -34,14 +37,14 @@ LOWEST: Final = -(1 << 31)
 class Image:
     """An image whose first token is at position `start` of its prompt.
 
-    `pixels`: red, green and blue of each pixel, row by row; empty in a log. `digest` identifies pixels and sizes.
+    `pixels`: red, green and blue of each pixel, row by row; empty in a log. `digest` identifies them, with all sizes.
     """
 
     start: int
     num_tokens: int
     height: int
     width: int
-    pixels: bytes = field(repr=False)
+    pixels: bytes = field(repr=False, compare=False)
     digest: bytes
 
     @classmethod
@@ -52,6 +55,8 @@ class Image:
         >>> image.end, image.digest == Image.of(0, 4, 2, 1, bytes(6)).digest
         (9, False)
         """
+        if len(pixels) != height * width * CHANNELS:
+            raise InvariantError(f"an image of {height} × {width} pixels has {len(pixels)} bytes")
         state = hashlib.blake2b(f"{height} {width} {num_tokens} ".encode(), digest_size=32)
         state.update(pixels)
         return cls(start, num_tokens, height, width, pixels, state.digest())
@@ -68,6 +73,18 @@ class Image:
     def without_pixels(self) -> Image:
         """Return the image as a log keeps it. Does not mutate."""
         return replace(self, pixels=b"")
+
+
+def write_image(writer: WireWriter, image: Image) -> None:
+    """Write the binary form of an image without its pixels. Mutates the writer."""
+    writer.column(array("i", [image.start, image.num_tokens, image.height, image.width]))
+    writer.raw(image.digest)
+
+
+def read_image(reader: WireReader) -> Image:
+    """Read the binary form of an image; raises `StepLogError` if it is torn."""
+    start, num_tokens, height, width = reader.column(4)
+    return Image(start, num_tokens, height, width, b"", reader.raw())
 
 
 def names_of(tokens: array[int], images: Sequence[Image], block_size: int) -> array[int]:

@@ -35,6 +35,7 @@ from typing import Final, NamedTuple
 from quire.core.errors import InvariantError, StepLogError
 from quire.core.guesses import GUESSERS, Guesses
 from quire.core.hypothesis import Hypothesis, read_hypothesis, write_hypothesis
+from quire.core.images import Image, read_image, write_image
 from quire.core.kept_block import next_scope, write_scope
 from quire.core.logprobs import TokenLogprobs, read_logprobs, write_logprobs
 from quire.core.pooling import Pooling
@@ -76,7 +77,7 @@ class RowStart:
     `max_total_tokens` is its maximum length, prompt and output together. If `num_prompt_logits` is not 0, the result
     reports the log-probability of the token after each of this many leading positions. Guesses may
     come from earlier texts of the same `scope`, and of no other. With `pooling` nothing is sampled: the result of the
-    step that computes the last token has a vector.
+    step that computes the last token has a vector. The wire form has `images` without their pixels.
     """
 
     row: int
@@ -89,6 +90,7 @@ class RowStart:
     num_prompt_logits: int = 0
     scope: CacheScope = DEFAULT_SCOPE
     pooling: Pooling | None = None
+    images: tuple[Image, ...] = ()
 
 
 def column(*values: int) -> array[int]:
@@ -342,6 +344,9 @@ def _write_row_start(writer: WireWriter, start: RowStart) -> None:
     writer.text("" if pooling is None else pooling.kind)
     writer.integer(0 if pooling is None else pooling.dimensions)
     write_sampling(writer, start.sampling)
+    writer.integer(len(start.images))
+    for image in start.images:
+        write_image(writer, image)
 
 
 def _read_row_start(reader: WireReader) -> RowStart:
@@ -349,6 +354,7 @@ def _read_row_start(reader: WireReader) -> RowStart:
     request_id, scope = reader.text(), next_scope(reader)
     tokens, kind, dimensions = reader.column(), reader.text(), reader.integer()
     pooling, sampling = Pooling(kind, dimensions) if kind else None, read_sampling(reader)
+    images = tuple(read_image(reader) for _ in range(reader.integer()))
     return RowStart(
         row,
         request_id,
@@ -360,6 +366,7 @@ def _read_row_start(reader: WireReader) -> RowStart:
         num_prompt_logits,
         scope,
         pooling,
+        images,
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from quire.core.errors import InvalidRequestError, RequestTooLargeError
 from quire.core.grammar import GRAMMAR_KINDS, Grammar
+from quire.core.images import MIN_IMAGE_TOKENS, Image
 from quire.core.parameters import (
     Biases,
     Choice,
@@ -65,7 +66,7 @@ class RequestLimits:
     that the KV memory can hold when it holds nothing else. `eos_token_ids` end a text. `vector_size` is the number of
     dimensions of a vector; 0: the engine makes no vectors. `num_labels`: labels of a model that classifies.
     `generates`: whether the model can continue a text. `one_step`: a text is computed in one step, and uses no cache,
-    because its tokens attend to later ones.
+    because its tokens attend to later ones. `max_images`: of one prompt; 0: the model reads no images.
     """
 
     vocab_size: int
@@ -77,6 +78,7 @@ class RequestLimits:
     num_labels: int = 0
     generates: bool = True
     one_step: bool = False
+    max_images: int = 0
 
 
 ANY_ENGINE: Final = RequestLimits(MAX_INT32, MAX_INT32, MAX_INT32, 1 << 20)
@@ -108,6 +110,8 @@ def validate(request: Request, limits: RequestLimits) -> None:
     _validate_prompt_logprobs(request)
     validate_length(request, limits)  # before the tokens, because checking each token of a long prompt takes long
     _validate_tokens(request, limits)
+    if request.images:
+        _validate_images(request, limits)
     if request.num_output_tokens:
         _validate_beginning(request, limits)
 
@@ -321,6 +325,25 @@ def _validate_tokens(request: Request, limits: RequestLimits) -> None:
         if index >= num_prompt_tokens:
             place = f"output_token_ids[{index - num_prompt_tokens}]"
         raise InvalidRequestError(place, tokens[index], f"a token id from 0 to {limits.vocab_size - 1}")
+
+
+def _validate_images(request: Request, limits: RequestLimits) -> None:
+    """Check the places of images: each behind the one before it, and within the prompt."""
+    images = request.images
+    if not isinstance(images, tuple) or not all(isinstance(image, Image) for image in images):
+        raise InvalidRequestError("images", images, "a tuple of images")
+    if len(images) > limits.max_images:
+        allowed = f"at most {limits.max_images}" if limits.max_images else "none: this model reads no images"
+        raise InvalidRequestError("images", len(images), allowed)
+    if request.pooling is not None:
+        raise InvalidRequestError("images", len(images), "none in a text that becomes a vector")
+    end = 0
+    for index, image in enumerate(images):
+        if image.start < end or image.num_tokens < MIN_IMAGE_TOKENS or image.end > request.num_prompt_tokens:
+            found = f"tokens {image.start} to {image.end - 1}"
+            allowed = f"at least {MIN_IMAGE_TOKENS} tokens of the prompt, behind the image before it"
+            raise InvalidRequestError(f"images[{index}]", found, allowed)
+        end = image.end
 
 
 def _validate_beginning(request: Request, limits: RequestLimits) -> None:

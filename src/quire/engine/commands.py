@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast, get_args
 
 from quire.core.errors import StepLogError
-from quire.core.images import Image
+from quire.core.images import Image, names_of
 from quire.core.kept_block import KeptBlock
 from quire.core.pooling import Pooling
 from quire.core.request import DEFAULT_SCOPE, CacheScope, Request
@@ -72,6 +72,10 @@ class Add(Command):
             request.tokens[request.num_prompt_tokens :],
             request.images,
         )
+
+    def names(self, block_size: int) -> array[int]:
+        """Return the names of the prompt's tokens in a cache; see `quire.core.images`. Does not mutate."""
+        return names_of(self.prompt_token_ids, self.images, block_size)
 
     def to_request(self) -> Request:
         """Return the request in the form of the control plane. Does not mutate."""
@@ -131,7 +135,10 @@ class AskDisk(Command):
 
 @dataclass(frozen=True, slots=True)
 class KeepPrompt(Command):
-    """Write the cached blocks of a prompt to the disk; `EngineStats.jobs` has the progress of each job, by name."""
+    """Write the cached blocks of a prompt to the disk; `EngineStats.jobs` has the progress of each job, by name.
+
+    Its tokens are given by their names in the cache (`quire.core.images`).
+    """
 
     job: str
     prompt_token_ids: TokenIds

@@ -77,7 +77,7 @@ class MemoryBooks:
         if self._hasher.child(parent, tokens) in self._evicted:
             return MissReason.EVICTED
         missed = len(match.entries) + 1
-        beginning = request.tokens[: missed * block_size].tobytes()
+        beginning = request.key(0, missed * block_size)
         for root in index.roots_beginning_with(beginning[: 4 * block_size])[:MAX_OTHER_ROOTS]:
             if len(index.match(root, beginning)) == missed:
                 return MissReason.OTHER_SALT
@@ -214,7 +214,7 @@ def _check_sequence(spec: KVCacheSpec, pool: BlockPool, request: Request, memory
     entry, position = memory.last_entry, memory.num_published
     while entry is not None and entry.parent is not None and memory.can_publish:
         position -= 1
-        if entry.key != request.tokens[position * size : (position + 1) * size].tobytes():
+        if entry.key != request.key(position * size, (position + 1) * size):
             raise InvariantError(f"{name}: block {position} is published under other tokens")
         for group, table in enumerate(memory.tables):
             block_id = table.block_ids[position]

@@ -67,17 +67,17 @@ class PrefixHits:
         """
         if request.reads_whole_prompt:
             return PrefixMatch([], 0, None)
-        size, tokens = self._block_size, request.tokens
+        size, num_known = self._block_size, len(request.tokens)
         # A state after the last token does not contain the state before it, which computing that token needs.
-        num_full = (len(tokens) - self._has_states) // size
+        num_full = (num_known - self._has_states) // size
         root = root_key(request.scope)
-        known = self._index.match(root, tokens[: num_full * size].tobytes())
-        hits = self.usable(self.places(known), len(tokens))
-        num_tokens = min(hits * size, len(tokens) - 1)
+        known = self._index.match(root, request.key(0, num_full * size))
+        hits = self.usable(self.places(known), num_known)
+        num_tokens = min(hits * size, num_known - 1)
         frontier: Frontier | None = None
         if hits < num_full:
             after = known[hits - 1] if hits else root
-            frontier = (after, tokens[hits * size : (hits + 1) * size].tobytes())
+            frontier = (after, request.key(hits * size, (hits + 1) * size))
         return PrefixMatch(known[:hits], num_tokens, frontier, known)
 
     def places(self, entries: Sequence[PrefixEntry]) -> list[list[int]]:

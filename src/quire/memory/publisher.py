@@ -44,14 +44,14 @@ class Publisher:
             memory.num_published += 1
         start = memory.num_published * size
         if memory.can_publish and start + size <= len(request.tokens):
-            tokens = request.tokens[start : start + size].tobytes()
-            self.announce(request, memory, (memory.last_entry or memory.root_key, tokens))
+            key = request.key(start, start + size)
+            self.announce(request, memory, (memory.last_entry or memory.root_key, key))
 
     def _publish(self, request: Request, memory: SequenceMemory) -> bool:
         """Publish the next block in every group; False if the path to it was dropped from the index."""
         index, size = memory.num_published, self._block_size
         parent = memory.last_entry or self._index.root(memory.root_key)
-        entry = self._index.extend(parent, request.tokens[index * size : (index + 1) * size].tobytes())
+        entry = self._index.extend(parent, request.key(index * size, (index + 1) * size))
         if entry is None:
             memory.can_publish = False
             return False

@@ -83,7 +83,7 @@ class Swap:
         if any(map(self._tier.is_filled_now, chain.from_iterable(memory.host_blocks))):
             return False
         full = request.num_computed // self._block_size * self._block_size
-        known = self._index.match(memory.root_key, request.tokens[:full].tobytes())
+        known = self._index.match(memory.root_key, request.key(0, full))
         cached = [
             [
                 known[index].block_ids[group] if index < len(known) else NO_BLOCK

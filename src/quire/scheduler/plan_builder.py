@@ -165,4 +165,5 @@ def row_start(request: Request) -> RowStart:
         request.num_prompt_logits_wanted,
         request.scope,
         request.pooling,
+        request.images,
     )

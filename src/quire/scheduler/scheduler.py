@@ -97,6 +97,7 @@ class Scheduler:
         # A request that began in another engine is older than all that begin here.
         request.serial = self._num_added - (OLDER if request.num_output_tokens else 0)
         self._num_added += 1
+        request.name_tokens(self.memory.spec.block_size)
         request.max_total_tokens = max_total_tokens(request, limits)
         if request.sampling.num_sequences > 1:
             request.group = RequestGroup(request)

@@ -33,6 +33,7 @@ from quire.compute.worker.careful_rows import CarefulRows
 from quire.compute.worker.decode_steps import DecodeSteps
 from quire.compute.worker.draft_rows import DraftRows
 from quire.compute.worker.grammar_rows import GrammarRows, RowMasks
+from quire.compute.worker.image_rows import ImageRows
 from quire.compute.worker.input_batch import InputBatch, num_sampled_logits
 from quire.compute.worker.model_runner import StepInputs, StepOutputs
 from quire.compute.worker.pooled_rows import PooledRows
@@ -63,6 +64,7 @@ class Worker:
         self._careful, self._careful_ahead = CarefulRows(), CarefulRows(is_ahead=True)
         self._pooled = PooledRows(parts.classifier, parts.dense)
         self._adapters = AdapterRows(parts.has_adapter)
+        self._images = ImageRows(parts.image_encoder)
         self._decodes = DecodeSteps(self._careful)
         self._proposer = parts.proposer
         self._draft = None
@@ -150,6 +152,7 @@ class Worker:
             self._forget_guesses(row)
             self._columns.release(row)
             self._adapters.release(row)
+            self._images.release(row)
             self._grammars.release(row)
         for start in plan.row_starts:
             self._enter(start, batch)
@@ -173,6 +176,7 @@ class Worker:
             if self._proposer is not None:
                 self._proposer.begin(start)
             self._adapters.start(start)
+            self._images.start(start)
         except Exception as error:
             batch.fail(start.row, f"its settings cannot be stored: {type(error).__name__}: {error}")
 
@@ -232,7 +236,9 @@ class Worker:
         if inputs.entries:
             self._grammars.ask_behind({row: batch.tokens(row) for row in plan.drafts}, plan.drafts, plan.proposals)
             began_s = time.perf_counter()
-            outputs = self._runner.run(self._adapters.with_adapters(inputs), self.cache)
+            inputs = self._images.with_rows(plan, self._adapters.with_adapters(inputs))
+            outputs = self._runner.run(inputs, self.cache)
+            self._images.note_computed(plan)
             self._step_s = time.perf_counter() - began_s
             if decodes is not None and outputs.finite.all() and outputs.finite_logits.all():
                 return self._draw(plan, decodes, outputs, batch)

@@ -12,7 +12,7 @@ result includes its guessed tokens and its duration. An eviction policy that was
 so such a run cannot be replayed.
 
 The key of the prefix hash is not written: it is a secret, and no decision depends on it. Cache salts are written as
-digests, because only their equality matters.
+digests, because only their equality matters; so are images.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from quire.memory.manager import KVCacheManager
 from quire.scheduler.commit import StepOutcome
 from quire.scheduler.scheduler import Scheduler
 
-MAGIC = b"quire step log 17\n"
+MAGIC = b"quire step log 18\n"
 _HEAD = struct.Struct("<cdII")
 SETTINGS, COMMANDED, PLANNED, IDLED, COMPUTED, LOST, OUT_OF_MEMORY = (bytes([code]) for code in b"SCPIRLM")
 
@@ -77,6 +77,8 @@ class StepLogWriter:
         """Write a command to the engine, with a digest in place of a salt."""
         if isinstance(command, Add | KeepPrompt):
             command = replace(command, scope=_without_salt(command.scope))
+            if isinstance(command, Add) and command.images:
+                command = replace(command, images=tuple(image.without_pixels() for image in command.images))
         elif isinstance(command, TakeBlocks):
             command = replace(command, blocks=tuple(map(_kept_without_salt, command.blocks)))
         self._record(COMMANDED, command_bytes(command))

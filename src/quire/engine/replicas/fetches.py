@@ -203,7 +203,8 @@ class Fetches:
         if fetch is not None:
             self.counts[BUSY] += 1
             return False
-        tokens = (add.prompt_token_ids + add.output_token_ids)[: loan.num_held * self._router.block_size]
+        size = self._router.block_size
+        tokens = (add.names(size) + add.output_token_ids)[: loan.num_held * size]
         errand = Errand(self._replicas[loan.lender], target, tokens, add.scope)
         work = asyncio.create_task(self._move(errand, loan.num_held), name="quire-courier")
         self._fetch = Fetch(errand, loan.num_held, prompt.digests[loan.num_held - 1], limit_s, work)

@@ -397,7 +397,7 @@ class ReplicaSet:
         router, add = self._router, part.next_add()
         for each in self.replicas:  # also one that ends: the router knows it until its process is gone
             (router.resume if each in among else router.pause)(each.index)
-        prompt = router.prompt(add.prompt_token_ids + add.output_token_ids, add.scope)
+        prompt = router.prompt(add.names(router.block_size) + add.output_token_ids, add.scope)
         index = router.choose(part.name, prompt)
         if index is None:
             raise InvariantError(f"the router chose none of {len(among)} engines for request {part.name}")
