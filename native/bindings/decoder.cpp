@@ -1,4 +1,5 @@
 // quire._native.Decoder and ThreadTeam: checks arrays once, and passes them on as raw pointers.
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -392,7 +393,7 @@ void run(Decoder& decoder, const Column& query_starts, const Column& token_ids, 
          const Array<float, 2>& logits, const Array<bool, 1>& finite_logits, const Array<bool, 1>& finite_tokens,
          const Column& state_indices, const Array<float, 2>& states, const std::vector<const Adapter*>& adapters,
          const Column& adapter_of, const Column& given, const Array<const float, 2>& given_rows,
-         const Table& coordinates) {
+         const Table& coordinates, const Column& ends_seen, std::pair<int, int> layers) {
     StepView step;
     step.num_sequences = static_cast<int>(query_starts.shape(0)) - 1;
     step.num_tokens = static_cast<int>(token_ids.shape(0));
@@ -411,6 +412,12 @@ void run(Decoder& decoder, const Column& query_starts, const Column& token_ids, 
     step.adapters = adapters_of(decoder, adapters, adapter_of, step.num_sequences);
     if (given.shape(0) > 0) set_given(step, decoder.shape(), given, given_rows);
     if (coordinates.shape(0) > 0) set_coordinates(step, decoder.shape(), coordinates);
+    if (ends_seen.shape(0) > 0) {
+        if (static_cast<int>(ends_seen.shape(0)) != step.num_tokens)
+            throw std::invalid_argument("ends of another step");
+        step.ends_seen = ends_seen.data();
+    }
+    std::tie(step.first_layer, step.end_layer) = layers;
     const int stride = static_cast<int>(logits.shape(1)), state_stride = static_cast<int>(states.shape(1));
     if (stride != round_up(decoder.shape().vocab_size, kPanelWidth) ||
         static_cast<int>(logits.shape(0)) < step.num_logits ||
@@ -503,11 +510,14 @@ void bind_decoder(nb::module_& module) {
             "run", &run, nb::arg("query_starts"), nb::arg("token_ids"), nb::arg("positions"), nb::arg("logit_indices"),
             nb::arg("slots"), nb::arg("tables"), nb::arg("logits"), nb::arg("finite_logits"), nb::arg("finite_tokens"),
             nb::arg("state_indices"), nb::arg("states"), nb::arg("adapters"), nb::arg("adapter_of"), nb::arg("given"),
-            nb::arg("given_rows"), nb::arg("coordinates"),
+            nb::arg("given_rows"), nb::arg("coordinates"), nb::arg("ends_seen"), nb::kw_only(),
+            nb::arg("layers") = std::pair<int, int>(0, -1),
             "Compute one step; the results are written into the arrays for logits, finite ones and states. Sequence i "
             "has the adapter with the index adapter_of[i], none if that is negative; no entries: none has one. Token i "
             "has given_rows[given[i]] instead of its embedding, unless that is negative or there are no entries. "
-            "coordinates: [axes, tokens], for rotary positions with axes; no entries: each is the position.");
+            "coordinates: [axes, tokens], for rotary positions with axes; no entries: each is the position. "
+            "Token i also sees later positions before ends_seen[i], unless that is 0 or there are no entries. layers: "
+            "a range of them, after a call with those before it; the results are written by the call with the last.");
     nb::class_<Adapter>(module, "Adapter", "A LoRA adapter of a decoder; see native/include/quire/adapter.h.")
         .def(nb::init<const Decoder&>(), nb::arg("decoder"), nb::keep_alive<1, 2>())
         .def("set", &set_low_rank, nb::arg("part"), nb::arg("layer"), nb::arg("index"), nb::arg("a"), nb::arg("b"),

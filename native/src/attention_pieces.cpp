@@ -17,14 +17,20 @@ void AttentionPieces::plan(const StepView& step, const DecoderShape& shape, cons
     whole_.clear();
     for (int sequence = 0; sequence < step.num_sequences; ++sequence) {
         const int end = static_cast<int>(step.query_starts[sequence + 1]);
-        const std::int64_t end_seen = shape.bidirectional ? step.positions[end - 1] + 1 : 0;
-        for (int token = static_cast<int>(step.query_starts[sequence]); token < end; token += kAttentionTokens) {
-            runs_.push_back(
-                {sequence, token, std::min(kAttentionTokens, end - token), step.positions[token], end_seen});
+        const std::int64_t end_of_text = shape.bidirectional ? step.positions[end - 1] + 1 : 0;
+        for (int token = static_cast<int>(step.query_starts[sequence]), next; token < end; token = next) {
+            const std::int64_t end_seen = step.ends_seen == nullptr ? end_of_text : step.ends_seen[token];
+            next = std::min(token + kAttentionTokens, end);
+            if (step.ends_seen != nullptr) {
+                const auto differs = [end_seen](std::int64_t other) { return other != end_seen; };
+                next = static_cast<int>(std::find_if(step.ends_seen + token, step.ends_seen + next, differs) -
+                                        step.ends_seen);
+            }
+            runs_.push_back({sequence, token, next - token, step.positions[token], end_seen});
         }
     }
-    const auto singles =
-        std::stable_partition(runs_.begin(), runs_.end(), [](const AttentionRun& run) { return run.num_tokens == 1; });
+    const auto singles = std::stable_partition(
+        runs_.begin(), runs_.end(), [](const AttentionRun& run) { return run.num_tokens == 1 && run.end == 0; });
     const int num_singles = static_cast<int>(singles - runs_.begin()), num_runs = static_cast<int>(runs_.size());
     if (layer.window == 0 && num_singles > 1) {
         // Joins as many runs as fit, as long as every thread gets some pieces.

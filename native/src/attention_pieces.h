@@ -28,7 +28,8 @@ struct AttentionRun {
     int first_token;
     int num_tokens;
     std::int64_t first_position;
-    std::int64_t end;  // of the positions that all tokens see in an encoder; 0: each sees those up to its own
+    std::int64_t
+        end;  // of the positions that all tokens see, in an encoder or an image; 0: each sees those up to its own
 };
 
 // Runs first_run … of a KV group, which share the blocks of their first `shared` positions, some key-value heads, and

@@ -21,9 +21,11 @@ class Decoder::Step : private Products {
         : Products(decoder, call, member), weights_(decoder.weights), cache_(decoder.cache_), results_(call.results) {}
 
     void run() {
-        embed();
-        run_layers(0, static_cast<int>(shape_.layers.size()));
-        finish();
+        const int num_layers = static_cast<int>(shape_.layers.size());
+        const int end = view_.end_layer < 0 ? num_layers : view_.end_layer;
+        if (view_.first_layer == 0) embed();
+        run_layers(view_.first_layer, end);
+        if (end == num_layers) finish();
     }
 
     // Runs the layers before one, and leaves only wanted rows for the others.
@@ -468,7 +470,7 @@ void Decoder::run(const StepView& step, const StepResultView& results) {
     StepCall call(step, results, kernels_);
     find_types(call);
     plan(call, activations_->attention_pieces);
-    const bool has_readers = first_reader_ < static_cast<int>(shape_.layers.size());
+    const bool has_readers = first_reader_ < static_cast<int>(shape_.layers.size()) && step.end_layer < 0;
     const auto wanted = has_readers ? std::make_shared<const WantedRows>(step) : nullptr;
     if (wanted == nullptr || wanted->view().num_tokens == step.num_tokens) {
         return team_.run(

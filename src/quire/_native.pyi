@@ -92,6 +92,9 @@ class Decoder:
         given: NDArray[np.int64],
         given_rows: NDArray[np.float32],
         coordinates: NDArray[np.int64],
+        ends_seen: NDArray[np.int64],
+        *,
+        layers: tuple[int, int] = (0, -1),
     ) -> None: ...
 
 class Adapter:

@@ -1,4 +1,4 @@
-"""Rows given in place of embedded tokens, and rotary positions with several axes: reference and compiled core."""
+"""Steps with images, in the reference and the compiled core: given rows, coordinates, tokens that see later ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from quire.compute.models import read_model
 from quire.compute.models.base import DecoderSpec
 from quire.compute.models.source import ModelFolder
 from quire.compute.models.sublayers import RopeSpec
-from quire.compute.worker.model_runner import ModelRunner, StepInputs, StepOutputs
+from quire.compute.worker.model_runner import NO_COORDINATES, NO_INDICES, ModelRunner, StepInputs, StepOutputs
 from quire.core.errors import ExecutionError
 from support.native_runs import FLOAT32, NativeRun
 from support.reference_runs import ReferenceRun
@@ -26,28 +26,33 @@ TOKENS = [(7 * i * i + 3 * i + 5) % 64 for i in range(40)]
 class Changed:
     """A model runner whose steps get given rows or coordinates first."""
 
-    def __init__(self, runner: ModelRunner, rows: FloatArray, coordinates: IntArray) -> None:
+    def __init__(self, runner: ModelRunner, rows: FloatArray, coordinates: IntArray, ends: IntArray) -> None:
         self.vocab_size = runner.vocab_size
-        self._runner, self._rows, self._coordinates = runner, rows, coordinates
+        self._runner, self._rows, self._coordinates, self._ends = runner, rows, coordinates, ends
 
     def run(self, inputs: StepInputs, cache: object) -> StepOutputs:
         if len(self._rows):
             inputs = replace(inputs, given=np.where(inputs.positions % 3, inputs.token_ids, -1), given_rows=self._rows)
         if len(self._coordinates):
             inputs = replace(inputs, coordinates=np.ascontiguousarray(self._coordinates[:, inputs.positions]))
+        if len(self._ends):
+            inputs = replace(inputs, ends_seen=self._ends[inputs.positions])
         return self._runner.run(inputs, cache)
 
 
 NONE = np.zeros((0, 0), np.float32)
-NO_COORDINATES = np.zeros((0, 0), np.int64)
 
 
 def logits_of(
-    run: ReferenceRun, rows: FloatArray = NONE, coordinates: IntArray = NO_COORDINATES, chunks: tuple[int, ...] = ()
+    run: ReferenceRun,
+    rows: FloatArray = NONE,
+    coordinates: IntArray = NO_COORDINATES,
+    ends: IntArray = NO_INDICES,
+    chunks: tuple[int, ...] = (),
 ) -> FloatArray:
     every = run.runner
     inner = "_runner" if isinstance(run, NativeRun) else "_decoder"
-    setattr(every, inner, Changed(getattr(every, inner), rows, coordinates))
+    setattr(every, inner, Changed(getattr(every, inner), rows, coordinates, ends))
     run.prefill(0, TOKENS, chunks)
     return np.stack([run.logits[0, position] for position in range(len(TOKENS))])
 
@@ -100,3 +105,20 @@ def test_rows_and_coordinates_of_another_shape_are_refused(folder: Path) -> None
     spec = with_axes(read_model(ModelFolder(folder)).spec)
     with pytest.raises(ExecutionError, match="coordinates"):
         logits_of(NativeRun(folder, spec=spec), coordinates=np.stack([np.arange(len(TOKENS))] * 2))
+
+
+@pytest.mark.parametrize("name", _native.kernel_names())
+@pytest.mark.parametrize("window", [None, 12])
+def test_tokens_of_an_image_see_its_later_tokens(folder: Path, name: str, window: int | None) -> None:
+    settings = replace(FLOAT32, num_threads=2, instruction_set=name)
+    spec = read_model(ModelFolder(folder)).spec
+    spec = replace(spec, layers=tuple(replace(layer, window=window) for layer in spec.layers))
+    ends = np.zeros(len(TOKENS), np.int64)
+    ends[3:26], ends[26:29] = 26, 29
+    seeing = logits_of(NativeRun(folder, settings=settings, spec=spec), ends=ends)
+    again = logits_of(NativeRun(folder, settings=settings, spec=spec), ends=ends, chunks=(1, 25, 3, 1))
+    assert seeing.tobytes() == again.tobytes()
+    np.testing.assert_allclose(seeing, logits_of(ReferenceRun(folder, spec=spec), ends=ends), rtol=2e-4, atol=2e-4)
+    plain = logits_of(NativeRun(folder, settings=settings, spec=spec))
+    assert plain[:3].tobytes() == seeing[:3].tobytes()
+    assert not np.allclose(plain[3], seeing[3])

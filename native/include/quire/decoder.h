@@ -275,6 +275,9 @@ struct StepView {
     const std::int64_t* given = nullptr;        // [num_tokens], a row instead of an embedding, -1: none; null: no rows
     Rows given_rows = {};                       // of embedding_size numbers
     const std::int64_t* coordinates = nullptr;  // [num_axes, num_tokens]; null: each is the position
+    const std::int64_t* ends_seen = nullptr;    // [num_tokens], see AttentionTask::end; null: all are 0
+    int first_layer = 0;                        // a part of the layers, after a call with those before it
+    int end_layer = -1;                         // -1: all layers
     std::vector<const std::int64_t*> slots;     // per KV group: [num_tokens]
     std::vector<const std::int64_t*> tables;    // per KV group: [num_sequences, table_strides[group]]
     std::vector<std::int64_t> table_strides;

@@ -119,6 +119,7 @@ class NativeDecoder:
             inputs.given,
             inputs.given_rows,
             inputs.coordinates,
+            inputs.ends_seen,
         )
         return StepOutputs(self._logits[:num_logits], finite, finite_logits, states[:, :size])
 

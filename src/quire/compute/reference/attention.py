@@ -51,14 +51,12 @@ class AttentionRule:
     distance_bias: FloatArray | None = None
     """The bias of scores for each bucket of distances and each query head, float32 `[NUM_BUCKETS, num_heads]`."""
 
-    def seen(self, positions: IntArray, tile: int, end: int) -> BoolArray:
-        """Return whether each query sees each position of the tile, before the `end`: `[queries, TILE]`."""
+    def seen(self, positions: IntArray, tile: int, ends: IntArray) -> BoolArray:
+        """Return whether each query sees each position of the tile: up to its own, and before its end in `ends`."""
         places = np.arange(tile, tile + TILE)
         distance = positions[:, None] - places
-        seen: BoolArray = ((places < end) if self.bidirectional else (distance >= 0)) & (
-            np.abs(distance) < (self.window or end)
-        )
-        return seen
+        seen: BoolArray = (distance >= 0) | (places < ends[:, None])
+        return seen if self.window is None else seen & (np.abs(distance) < self.window)
 
 
 def write_kv(cache: LayerCache, slots: IntArray, keys: FloatArray, values: FloatArray) -> None:
@@ -82,18 +80,21 @@ def paged_attention(query: FloatArray, cache: LayerCache, inputs: StepInputs, ru
         tokens = inputs.tokens_of(sequence)
         table = inputs.block_tables[cache.group][sequence]
         first = int(inputs.positions[tokens.start])
-        output[tokens] = _attend(grouped[tokens], first, _Sequence(cache, table), rule)
+        ends = inputs.ends_seen[tokens] if len(inputs.ends_seen) else np.zeros(tokens.stop - tokens.start, np.int64)
+        if rule.bidirectional:
+            ends = np.full(len(ends), first + len(ends))
+        output[tokens] = _attend(grouped[tokens], first, ends, _Sequence(cache, table), rule)
     return output.reshape(num_tokens, num_heads, -1)
 
 
-def _attend(query: FloatArray, first: int, kv: _Sequence, rule: AttentionRule) -> FloatArray:
-    """Attend with the queries of one sequence, whose positions begin at `first`."""
+def _attend(query: FloatArray, first: int, ends: IntArray, kv: _Sequence, rule: AttentionRule) -> FloatArray:
+    """Attend with the queries of one sequence, whose positions begin at `first`; `ends`: see `StepInputs.ends_seen`."""
     count = len(query)
     state = _Softmax((*query.shape[:-1], kv.cache.values.shape[-1]))
     start = 0 if rule.window is None else max(0, first - rule.window + 1)
     for tile in range(start // TILE * TILE, first + count, TILE):
         # Only the queries that see some of the tile: not those before it, and not those whose window is after it.
-        ahead = 0 if not rule.bidirectional else count if rule.window is None else rule.window - 1
+        ahead = 0 if not ends.any() else count if rule.window is None else rule.window - 1
         low = max(0, tile - first - ahead)
         high = count if rule.window is None else min(count, tile + TILE - 1 + rule.window - first)
         keys, values = kv.gather(tile, max(tile, start), min(tile + TILE, first + count))
@@ -104,7 +105,7 @@ def _attend(query: FloatArray, first: int, kv: _Sequence, rule: AttentionRule) -
             biases = rule.distance_bias[buckets_of(distances)]  # [queries, TILE, num_heads]
             scores = scores + biases.transpose(0, 2, 1).reshape(scores.shape)
         scores = soft_cap(scores, rule.soft_cap)  # [queries, num_kv_heads, group, TILE]
-        seen = rule.seen(positions, tile, first + count)
+        seen = rule.seen(positions, tile, ends[low:high])
         scores = np.where(seen[:, None, None, :], scores, np.float32(-np.inf))
         state.add(slice(low, high), scores, values)
     if rule.sinks is not None:

@@ -34,7 +34,8 @@ class StepInputs:
     entry in the plan, and `rows[s]` its row.
 
     Token t has the row given_rows[given[t]] instead of its embedding, unless that is -1. Its coordinates are for
-    rotary positions with axes; without any, each is its position.
+    rotary positions with axes; without any, each is its position. It also sees the later positions of its sequence
+    before ends_seen[t], all of which are in the step; 0: none.
     """
 
     entries: tuple[int, ...]
@@ -51,6 +52,7 @@ class StepInputs:
     given: IntArray = field(default_factory=lambda: NO_INDICES)  # [num_tokens], see above; empty: no token has a row
     given_rows: FloatArray = field(default_factory=lambda: NO_STATES)  # [num_rows, embedding_size]
     coordinates: IntArray = field(default_factory=lambda: NO_COORDINATES)  # [num_axes, num_tokens], or empty
+    ends_seen: IntArray = field(default_factory=lambda: NO_INDICES)  # [num_tokens], or empty: all are 0
 
     def tokens_of(self, sequence: int) -> slice:
         """Return the slice of a sequence's tokens."""
@@ -84,6 +86,7 @@ class StepInputs:
             given=self.given[tokens],
             given_rows=self.given_rows,
             coordinates=self.coordinates[:, tokens],
+            ends_seen=self.ends_seen[tokens],
         )
 
 
