@@ -174,6 +174,7 @@ class _Row:
     num_beams: int  # 1: no beam search
     num_prompt_tokens: int
     num_prompt_logits: int = 0
+    images: tuple[Image, ...] = ()
     failed: bool = False
 
 
@@ -255,6 +256,7 @@ class ShadowExecutor:
                 start.sampling.num_beams,
                 start.num_prompt_tokens,
                 start.num_prompt_logits,
+                start.images,
             )
         changes = plan.tables
         for row, group, index, block in zip(changes.rows, changes.groups, changes.indices, changes.blocks, strict=True):
@@ -423,6 +425,10 @@ class ShadowExecutor:
 
     def _read(self, row: _Row, start: int, count: int, drafts: array[int]) -> None:
         _, digests = self._context(row, drafts)
+        for image in row.images:
+            has_all = start <= image.start and image.end <= start + count
+            if image.is_whole and image.start < start + count and start < image.end and not has_all:
+                raise ShadowError(f"a step from {start} of {count} tokens splits an image")
         for group, kind in enumerate(self._spec.groups):
             first = start + count - 1 if kind.recurrent else kind.first_needed(start)
             if not self._thorough:

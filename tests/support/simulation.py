@@ -185,7 +185,7 @@ class Scenario:
     def with_images(self, rng: random.Random) -> Scenario:
         """Return the same scenario with images in prompts: the same or other ones behind the same tokens."""
         pictures = [bytes([shade] * 3) for shade in range(3)]
-        jobs = []
+        are_whole, jobs = rng.random() < 0.5, []
         for job in self.jobs:
             images, at = [], rng.choice([0, 0, 2, 5])
             prompt = list(job.prompt)
@@ -193,10 +193,11 @@ class Scenario:
                 num_tokens = rng.choice([MIN_IMAGE_TOKENS, MIN_IMAGE_TOKENS, 7])
                 if at + num_tokens > len(prompt):
                     break
-                images.append(Image.of(at, num_tokens, 1, 1, rng.choice(pictures)))
+                images.append(Image.of(at, num_tokens, 1, 1, rng.choice(pictures), is_whole=are_whole))
                 prompt[at : at + num_tokens] = [PLACEHOLDER] * num_tokens
                 at += num_tokens + rng.choice([0, 1, 4])
-            jobs.append(replace(job, prompt=prompt, images=tuple(images)))
+            sampling = replace(job.sampling, prompt_logprobs=None) if are_whole else job.sampling
+            jobs.append(replace(job, prompt=prompt, images=tuple(images), sampling=sampling))
         spec = replace(self.spec, block_size=rng.choice([4, 4, 8]))
         memory = replace(self.memory, num_blocks=_draw_num_blocks(rng, spec, jobs))
         return replace(self, jobs=jobs, spec=spec, memory=memory)
@@ -269,14 +270,16 @@ def num_blocks_needed(spec: KVCacheSpec, job: Job, *, output: int | None = None)
     blocks of their prompt, except in window groups, whose windows may have moved on. Samples need not run side by side.
     """
     stored = len(job.prompt) + (output or job.sampling.max_tokens or 1) - 1
+    longest_image = max((image.num_tokens for image in job.images if image.is_whole), default=1)
+    alone = spec.num_blocks_for(stored, longest_chunk=longest_image)
     if not job.sampling.beam_search:
-        return spec.num_blocks_for(stored)
+        return alone
     total = 0
     for group in spec.groups:
-        alone = replace(spec, groups=(group,)).num_blocks_for(stored)
+        own = replace(spec, groups=(group,)).num_blocks_for(stored)
         shared = len(job.prompt) // spec.block_size if group.window is None else 0
-        total += shared + job.sampling.num_sequences * (alone - shared)
-    return total
+        total += shared + job.sampling.num_sequences * (own - shared)
+    return max(total, alone)
 
 
 def _draw_num_blocks(rng: random.Random, spec: KVCacheSpec, jobs: list[Job]) -> int:
@@ -365,6 +368,7 @@ class Simulation:
         self._rng = random.Random(scenario.seed + 1)
         self._jobs = {job.request_id: job for job in scenario.jobs}
         self._pending = list(reversed(scenario.jobs))
+        self._longest_image = max(job.request().longest_image for job in scenario.jobs)
         make_pool = faults.make_pool if faults else BlockPool
         kept = () if disk is None else disk.restart()
         self.memory = KVCacheManager(scenario.spec, scenario.memory, make_pool=make_pool, kept=kept)
@@ -483,7 +487,7 @@ class Simulation:
             num_failures = self._faults.num_failures if self._faults else 0
             plan = self.scheduler.schedule()
             if plan is not None:
-                assert plan.num_tokens <= self.scenario.scheduler.max_num_batched_tokens
+                assert plan.num_tokens <= self.scenario.scheduler.max_num_batched_tokens + self._longest_image
                 self._see(plan)
                 self.executor.submit(plan)
                 return

@@ -38,6 +38,7 @@ class Image:
     """An image whose first token is at position `start` of its prompt.
 
     `pixels`: red, green and blue of each pixel, row by row; empty in a log. `digest` identifies them, with all sizes.
+    `is_whole`: its tokens attend to one another, so that one step computes all of them.
     """
 
     start: int
@@ -46,9 +47,12 @@ class Image:
     width: int
     pixels: bytes = field(repr=False, compare=False)
     digest: bytes
+    is_whole: bool = False
 
     @classmethod
-    def of(cls, start: int, num_tokens: int, height: int, width: int, pixels: bytes) -> Image:
+    def of(
+        cls, start: int, num_tokens: int, height: int, width: int, pixels: bytes, *, is_whole: bool = False
+    ) -> Image:
         """Return the image with its digest.
 
         >>> image = Image.of(start=5, num_tokens=4, height=1, width=2, pixels=bytes(6))
@@ -59,7 +63,7 @@ class Image:
             raise InvariantError(f"an image of {height} × {width} pixels has {len(pixels)} bytes")
         state = hashlib.blake2b(f"{height} {width} {num_tokens} ".encode(), digest_size=32)
         state.update(pixels)
-        return cls(start, num_tokens, height, width, pixels, state.digest())
+        return cls(start, num_tokens, height, width, pixels, state.digest(), is_whole)
 
     @property
     def end(self) -> int:
@@ -77,14 +81,14 @@ class Image:
 
 def write_image(writer: WireWriter, image: Image) -> None:
     """Write the binary form of an image without its pixels. Mutates the writer."""
-    writer.column(array("i", [image.start, image.num_tokens, image.height, image.width]))
+    writer.column(array("i", [image.start, image.num_tokens, image.height, image.width, image.is_whole]))
     writer.raw(image.digest)
 
 
 def read_image(reader: WireReader) -> Image:
     """Read the binary form of an image; raises `StepLogError` if it is torn."""
-    start, num_tokens, height, width = reader.column(4)
-    return Image(start, num_tokens, height, width, b"", reader.raw())
+    start, num_tokens, height, width, is_whole = reader.column(5)
+    return Image(start, num_tokens, height, width, b"", reader.raw(), bool(is_whole))
 
 
 def names_of(tokens: array[int], images: Sequence[Image], block_size: int) -> array[int]:

@@ -216,6 +216,22 @@ class Request:
             return self.tokens[start:end].tobytes()
         return (names[start:end] + self.tokens[max(start, len(names)) : end]).tobytes()
 
+    @property
+    def longest_image(self) -> int:
+        """The most tokens of an image that one step must compute; 0: there is none."""
+        return max((image.num_tokens for image in self.images if image.is_whole), default=0)
+
+    def unsplit(self, start: int, count: int) -> int:
+        """Return how many tokens from `start` on to compute if up to `count` may be, without splitting an image.
+
+        That is more than `count` if an image begins at `start` and has more tokens. Does not mutate.
+        """
+        end = start + count
+        for image in self.images:
+            if image.is_whole and image.start < end < image.end:
+                end = image.start if image.start > start else image.end
+        return end - start
+
     def open_branch(self, branch: int) -> Request:
         """Return a sibling with the same progress and its own tokens. Its memory is forked elsewhere."""
         sibling = Request.__new__(Request)

@@ -337,6 +337,10 @@ def _validate_images(request: Request, limits: RequestLimits) -> None:
         raise InvalidRequestError("images", len(images), allowed)
     if request.pooling is not None:
         raise InvalidRequestError("images", len(images), "none in a text that becomes a vector")
+    if request.sampling.prompt_logprobs is not None and any(image.is_whole for image in images):
+        raise InvalidRequestError(
+            "prompt_logprobs", request.sampling.prompt_logprobs, "None with images, for this model"
+        )
     end = 0
     for index, image in enumerate(images):
         if image.start < end or image.num_tokens < MIN_IMAGE_TOKENS or image.end > request.num_prompt_tokens:

@@ -63,7 +63,7 @@ class PrefixHits:
     def match(self, request: Request) -> PrefixMatch:
         """Return the cached prefix of the request's known tokens, at most all but the last. O(blocks matched).
 
-        The match is empty if every position of the prompt must be computed.
+        The match is empty if every position of the prompt must be computed. It ends in no image that is one step.
         """
         if request.reads_whole_prompt:
             return PrefixMatch([], 0, None)
@@ -72,7 +72,10 @@ class PrefixHits:
         num_full = (num_known - self._has_states) // size
         root = root_key(request.scope)
         known = self._index.match(root, request.key(0, num_full * size))
-        hits = self.usable(self.places(known), num_known)
+        places = self.places(known)
+        hits = self.usable(places, num_known)
+        while request.unsplit(0, min(hits * size, num_known - 1)) != min(hits * size, num_known - 1):
+            hits = self.usable(places[: hits - 1], num_known)
         num_tokens = min(hits * size, num_known - 1)
         frontier: Frontier | None = None
         if hits < num_full:

@@ -39,15 +39,17 @@ class Admission:
         self._slots_to_grow_into = slots_to_grow_into(memory.spec)
         self._headroom_blocks = math.ceil(config.headroom * memory.pool.num_blocks)
         self._longest_chunk = 1 + config.max_steps_under_way
-        self._most_blocks: dict[int, int] = {}  # of a sequence, by its maximum number of tokens
+        self._most_blocks: dict[
+            tuple[int, int], int
+        ] = {}  # of a sequence, by its maximum number of tokens, and of a step
 
     def limits_for(self, request: Request, limits: RequestLimits) -> RequestLimits:
         """Return the limits, reduced to lengths that certainly fit into the memory. Does not mutate."""
         num_blocks, spec, sampling = self._memory.pool.num_blocks, self._memory.spec, request.sampling
+        longest = max_sequence_tokens(num_blocks, spec, longest_chunk=max(1, request.longest_image))
         if sampling.num_beams > 1:
-            longest = max_beam_tokens(num_blocks, spec, sampling.num_sequences, request.num_prompt_tokens)
-        else:
-            longest = max_sequence_tokens(num_blocks, spec)
+            of_beam = max_beam_tokens(num_blocks, spec, sampling.num_sequences, request.num_prompt_tokens)
+            longest = min(longest, of_beam)
         return replace(limits, max_sequence_tokens=min(longest, limits.max_sequence_tokens))
 
     def num_blocks_needed(self, request: Request, match: PrefixMatch | None = None) -> int:
@@ -71,7 +73,11 @@ class Admission:
         return num_blocks + owed + kept <= available
 
     def _num_blocks_to_grow(self, request: Request, end: int, match: PrefixMatch | None = None) -> int:
-        return self._memory.num_blocks_to_grow(request, end, match, longest_chunk=self._longest_chunk)
+        return self._memory.num_blocks_to_grow(request, end, match, longest_chunk=self._chunk_of(request))
+
+    def _chunk_of(self, request: Request) -> int:
+        """Return the tokens of a request that a step certainly may compute."""
+        return max(self._longest_chunk, request.longest_image)
 
     def all_fit(self, requests: Sequence[Request]) -> bool:
         """Return whether the pool can hold all requests, and the sequences that they open, at full length. O(requests).
@@ -81,9 +87,10 @@ class Admission:
         total, known = 0, self._most_blocks
         for request in requests:
             longest = request.max_total_tokens - 1  # the last token is never stored
-            if longest not in known:
-                known[longest] = self._memory.spec.num_blocks_for(longest, longest_chunk=self._longest_chunk)
-            total += known[longest] * num_rows_of(request)
+            size = longest, self._chunk_of(request)
+            if size not in known:
+                known[size] = self._memory.spec.num_blocks_for(longest, longest_chunk=size[1])
+            total += known[size] * num_rows_of(request)
             if total > self._memory.pool.num_blocks:
                 return False
         return True

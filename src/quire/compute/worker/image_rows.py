@@ -1,15 +1,25 @@
-"""ImageRows: the rows of images in a worker's prompts.
+"""ImageRows: the images in a worker's prompts, as a step needs them.
 
     RowStart.images ─► ImageEncoder.encode ─► rows, one for each placeholder ─► StepInputs.given_rows
+                   └─► coordinates of the tokens, if the model counts images by height and width
+                   └─► ends_seen, if the tokens of an image attend to one another
 
 An image is encoded by the first step that computes one of its tokens. Its rows are kept until every row of the worker
 that has this image has computed it. A prompt with a cached prefix encodes only images that end behind the prefix.
+
+Models with several axes of positions count an image as a grid: its tokens are at one time, in rows and columns, and the
+text continues behind its longer side.
+
+    tokens            a   b   P   P   P   P   P   P   c         an image of two rows and three columns
+    time              0   1   2   2   2   2   2   2   5
+    height            0   1   2   2   2   3   3   3   5
+    width             0   1   2   3   4   2   3   4   5
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 
@@ -27,12 +37,18 @@ class ImageEncoder(Protocol):
         """The token whose places in a prompt take the rows."""
         ...
 
+    @property
+    def cell(self) -> int | None:
+        """The pixels per side of a token's part of the image, if tokens have coordinates; None: only positions."""
+        ...
+
     def encode(self, image: Image) -> FloatArray:
         """Return the rows of an image. Equal pixels give equal bits. Does not mutate."""
         ...
 
 
-class _Placed(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Placed:
     """An image of a prompt. `indices`: for each of its tokens the index of the row that it takes, -1: none."""
 
     image: Image
@@ -45,7 +61,8 @@ class ImageRows:
 
     def __init__(self, encoder: ImageEncoder | None) -> None:
         self._encoder = encoder
-        self._placed: dict[int, list[_Placed]] = {}  # by row: images that it has not computed completely
+        self._images: dict[int, tuple[Image, ...]] = {}  # by row
+        self._pending: dict[int, list[_Placed]] = {}  # by row: images that it has not computed completely
         self._rows: dict[bytes, FloatArray] = {}  # by digest
 
     def start(self, start: RowStart) -> None:
@@ -57,60 +74,97 @@ class ImageRows:
             raise ValueError("this engine reads no images")
         placed = []
         for image in start.images:
-            tokens = np.array(start.tokens[image.start : image.end], np.int64)
-            takes_row = tokens == self._encoder.placeholder
+            takes_row = np.array(start.tokens[image.start : image.end], np.int64) == self._encoder.placeholder
             indices: IntArray = np.where(takes_row, np.cumsum(takes_row) - 1, -1)
             placed.append(_Placed(image, indices, int(takes_row.sum())))
-        self._placed[start.row] = placed
+        self._images[start.row] = start.images
+        self._pending[start.row] = placed
 
     def release(self, row: int) -> None:
         """Forget the images of a row that is free. Mutates."""
-        if self._placed.pop(row, None) is not None:
+        self._images.pop(row, None)
+        if self._pending.pop(row, None) is not None:
             self._drop_unused()
 
-    def with_rows(self, plan: StepPlan, inputs: StepInputs) -> StepInputs:
-        """Return the inputs of a step with the rows of the images in it; encodes those that are not. Mutates."""
-        if not self._placed:
+    def with_images(self, plan: StepPlan, inputs: StepInputs) -> StepInputs:
+        """Return the inputs of a step with what images add to them; encodes the images in it. Mutates."""
+        if not self._images:
             return inputs
+        inputs = self._with_rows(plan, inputs) if self._pending else inputs
+        return inputs if self._encoder is None or self._encoder.cell is None else self._with_coordinates(inputs)
+
+    def note_computed(self, plan: StepPlan) -> None:
+        """Forget images that a step has computed completely. Mutates."""
+        if not self._pending:
+            return
+        for entry, row in enumerate(plan.rows):
+            if row in self._pending:
+                end = plan.starts[entry] + plan.counts[entry]
+                self._pending[row] = [each for each in self._pending[row] if each.image.end > end]
+                if not self._pending[row]:
+                    del self._pending[row]
+        self._drop_unused()
+
+    def _with_rows(self, plan: StepPlan, inputs: StepInputs) -> StepInputs:
         given: IntArray = np.full(len(inputs.token_ids), -1, np.int64)
+        ends: IntArray = np.zeros(len(inputs.token_ids), np.int64)
         rows: list[FloatArray] = []
         num_rows = 0
         for sequence, entry in enumerate(inputs.entries):
             start, end = plan.starts[entry], plan.starts[entry] + plan.counts[entry]
-            for image, indices, count in self._placed.get(plan.rows[entry], ()):
+            for placed in self._pending.get(plan.rows[entry], ()):
+                image = placed.image
                 first, after = max(start, image.start), min(end, image.end)
                 if first >= after:
                     continue
-                encoded = self._encoded(image, count)
-                taken = indices[first - image.start : after - image.start]
+                encoded = self._encoded(placed)
+                taken = placed.indices[first - image.start : after - image.start]
                 at = int(inputs.query_starts[sequence]) + first - start
                 given[at : at + after - first] = np.where(taken < 0, -1, taken + num_rows)
+                ends[at : at + after - first] = image.end if image.is_whole else 0
                 rows.append(encoded)
                 num_rows += len(encoded)
-        return replace(inputs, given=given, given_rows=np.concatenate(rows)) if rows else inputs
+        if not rows:
+            return inputs
+        inputs = replace(inputs, given=given, given_rows=np.concatenate(rows))
+        return replace(inputs, ends_seen=ends) if ends.any() else inputs
 
-    def note_computed(self, plan: StepPlan) -> None:
-        """Forget images that a step has computed completely. Mutates."""
-        if not self._placed:
-            return
-        for entry, row in enumerate(plan.rows):
-            if row in self._placed:
-                end = plan.starts[entry] + plan.counts[entry]
-                self._placed[row] = [each for each in self._placed[row] if each.image.end > end]
-                if not self._placed[row]:
-                    del self._placed[row]
-        self._drop_unused()
-
-    def _encoded(self, image: Image, num_placeholders: int) -> FloatArray:
-        rows = self._rows.get(image.digest)
+    def _encoded(self, placed: _Placed) -> FloatArray:
+        rows = self._rows.get(placed.image.digest)
         if rows is None and self._encoder is not None:
-            rows = self._rows[image.digest] = self._encoder.encode(image)
-        if rows is None or len(rows) != num_placeholders:
+            rows = self._rows[placed.image.digest] = self._encoder.encode(placed.image)
+        if rows is None or len(rows) != placed.num_rows:
             found = 0 if rows is None else len(rows)
-            raise ValueError(f"an image has {found} rows, and {num_placeholders} tokens that take one")
+            raise ValueError(f"an image has {found} rows, and {placed.num_rows} tokens that take one")
         return rows
 
+    def _with_coordinates(self, inputs: StepInputs) -> StepInputs:
+        coordinates: IntArray = np.stack([inputs.positions] * 3)
+        for sequence, row in enumerate(inputs.rows.tolist()):
+            if row in self._images and self._encoder is not None and self._encoder.cell is not None:
+                tokens = inputs.tokens_of(sequence)
+                places = coordinates_of(inputs.positions[tokens], self._images[row], self._encoder.cell)
+                coordinates[:, tokens] = places
+        return replace(inputs, coordinates=coordinates)
+
     def _drop_unused(self) -> None:
-        used = {each.image.digest for placed in self._placed.values() for each in placed}
+        used = {each.image.digest for pending in self._pending.values() for each in pending}
         for digest in self._rows.keys() - used:
             del self._rows[digest]
+
+
+def coordinates_of(positions: IntArray, images: tuple[Image, ...], cell: int) -> IntArray:
+    """Return time, height and width of positions in a prompt with images, `[3, positions]`. Does not mutate.
+
+    >>> coordinates_of(np.arange(9), (Image.of(2, 6, 2, 3, bytes(18)),), cell=1)[1:].tolist()
+    [[0, 1, 2, 2, 2, 3, 3, 3, 5], [0, 1, 2, 3, 4, 2, 3, 4, 5]]
+    """
+    coordinates: IntArray = np.stack([positions] * 3)
+    for image in images:
+        height, width = image.height // cell, image.width // cell
+        inside = (positions >= image.start) & (positions < image.end)
+        place = positions[inside] - image.start
+        first = coordinates[0, inside] - place
+        coordinates[:, inside] = np.stack([first, first + place // width, first + place % width])
+        coordinates[:, positions >= image.end] += max(height, width) - image.num_tokens
+    return coordinates

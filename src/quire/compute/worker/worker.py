@@ -236,7 +236,7 @@ class Worker:
         if inputs.entries:
             self._grammars.ask_behind({row: batch.tokens(row) for row in plan.drafts}, plan.drafts, plan.proposals)
             began_s = time.perf_counter()
-            inputs = self._images.with_rows(plan, self._adapters.with_adapters(inputs))
+            inputs = self._images.with_images(plan, self._adapters.with_adapters(inputs))
             outputs = self._runner.run(inputs, self.cache)
             self._images.note_computed(plan)
             self._step_s = time.perf_counter() - began_s
