@@ -145,7 +145,7 @@ def test_a_new_request_is_nobodys_and_has_done_nothing() -> None:
         "waited_s": None,
     }
     neutral |= {"arrival_s": 0.0, "logprobs": [], "prompt_logprobs": [], "drafts": array("i"), "awaits_drafts": False}
-    neutral |= {"guesser": "", "pooling": None, "vector": b"", "images": (), "names": None}
+    neutral |= {"guesser": "", "pooling": None, "vector": b"", "images": (), "names": None, "awaits_images": False}
     assert {name: getattr(request, name) for name in Request.__slots__ if name not in given} == {
         name: neutral.get(name, 0) for name in Request.__slots__ if name not in given
     }

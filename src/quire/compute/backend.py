@@ -12,14 +12,14 @@ is made.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from quire.compute.sampling.draws import Sampler
 from quire.compute.speculation.base import Proposer
 from quire.compute.weights.classifier import Classifier
 from quire.compute.weights.dense import Dense
-from quire.compute.worker.image_rows import ImageEncoder
+from quire.compute.worker.image_queue import EncodedImages, ImageEncoder
 from quire.compute.worker.kv_memory import KVMemory
 from quire.compute.worker.model_runner import ModelRunner
 from quire.compute.worker.step_ahead import Launcher
@@ -103,7 +103,8 @@ class WorkerParts:
 
     `proposer` guesses tokens without a model, and `draft` with a draft model; None: not used. `store` keeps blocks on
     disk; None: they are not kept. `adapters`: the runner's; None: it supports none. `classifier`: of a model with
-    labels. `dense`: the layers after the pooling of vectors. `image_encoder`: of a model that reads images.
+    labels. `dense`: the layers after the pooling of vectors. `image_encoder`: of a model that reads images;
+    `encoded_images`: its results.
     `has_adapter` is called before a row gets an adapter, and can wait until that is loaded. `on_start` is called once
     the KV memory is allocated.
     """
@@ -123,6 +124,7 @@ class WorkerParts:
     classifier: Classifier | None = None
     dense: tuple[Dense, ...] = ()
     image_encoder: ImageEncoder | None = None
+    encoded_images: EncodedImages = field(default_factory=EncodedImages)
 
     def with_runner(self, runner: ModelRunner[Any]) -> WorkerParts:
         """Return the parts with another runner, which sees every step: the launcher is dropped."""

@@ -113,6 +113,7 @@ class Request:
         "tokens",
         "images",
         "names",
+        "awaits_images",
         "num_prompt_tokens",
         "max_total_tokens",
         "stop_ids",
@@ -160,6 +161,7 @@ class Request:
         self.tokens = token_array(prompt)
         self.images: tuple[Image, ...] = ()  # of the prompt, in their order; set before the request is added
         self.names: array[int] | None = None  # of the prompt's tokens, in the cache; None: the tokens themselves
+        self.awaits_images = False  # it does not start until its images are encoded
         self.num_prompt_tokens = len(self.tokens)
         self.pooling: Pooling | None = None  # set before the request is added: the result is a vector, not a text
         self.group: RequestGroup | None = None

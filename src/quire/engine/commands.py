@@ -134,6 +134,14 @@ class AskDisk(Command):
 
 
 @dataclass(frozen=True, slots=True)
+class AwaitImages(Command):
+    """Do not start a request until its images are encoded; or they are: start it."""
+
+    request_id: str
+    is_waiting: bool
+
+
+@dataclass(frozen=True, slots=True)
 class KeepPrompt(Command):
     """Write the cached blocks of a prompt to the disk; `EngineStats.jobs` has the progress of each job, by name.
 
@@ -197,6 +205,7 @@ AnyCommand = (
     | Clear
     | LimitPrompts
     | AskDisk
+    | AwaitImages
     | KeepPrompt
     | TakeBlocks
     | EndJob
@@ -244,6 +253,8 @@ def carry_out(command: Command, scheduler: Scheduler) -> None:
             scheduler.prompt_limit = num_tokens
         case AskDisk():
             scheduler.memory.ask_disk()
+        case AwaitImages(request_id, is_waiting):
+            scheduler.await_images(request_id, is_waiting)
         case KeepPrompt(job, prompt, scope, wants_slots):
             scheduler.memory.jobs.keep(job, prompt, scope, wants_slots=wants_slots)
         case TakeBlocks(job, bundle, blocks):

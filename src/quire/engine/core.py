@@ -12,14 +12,26 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from typing import Final
 
 from quire.core.adapters import AdapterLoading
 from quire.core.clock import Clock
 from quire.core.errors import ExecutionError, ExecutorLostError
 from quire.core.executor import Executor
+from quire.core.images import ImageEncoding
 from quire.core.request import FinishReason, Request
 from quire.core.step import StepPlan
-from quire.engine.commands import Add, AnyCommand, DropAdapter, LimitPrompts, LoadAdapter, Survey, Watch, carry_out
+from quire.engine.commands import (
+    Add,
+    AnyCommand,
+    AwaitImages,
+    DropAdapter,
+    LimitPrompts,
+    LoadAdapter,
+    Survey,
+    Watch,
+    carry_out,
+)
 from quire.engine.records.live import LiveFrame, LiveJournal
 from quire.engine.records.stats import EngineStats
 from quire.engine.records.step_log import StepLogWriter
@@ -29,6 +41,9 @@ from quire.scheduler.pace import StepPace
 from quire.scheduler.scheduler import Scheduler
 
 logger = logging.getLogger("quire.engine")
+
+ENCODING_S: Final = 0.05
+"""The time for images before each step; texts that are generated wait for it."""
 
 
 class EngineCore:
@@ -42,6 +57,7 @@ class EngineCore:
         *,
         log: StepLogWriter | None = None,
         adapters: AdapterLoading | None = None,
+        images: ImageEncoding | None = None,
         disk_store: str = "",
     ) -> None:
         self.scheduler = scheduler
@@ -49,6 +65,8 @@ class EngineCore:
         self._clock = clock
         self._log = log
         self._adapters = adapters
+        self._images = images
+        self._awaiting_images: set[str] = set()  # requests whose images are encoded before they start
         self._disk_store = disk_store
         self._to_drop: set[str] = set()  # adapters to free once no request uses them
         self._depth = scheduler.config.max_steps_under_way
@@ -71,6 +89,8 @@ class EngineCore:
         self.scheduler.add(request)
         if self._log is not None:
             self._log.commanded(Add.of(request))
+        if request.images and self._images is not None:
+            self._encode_images(request, self._images)
 
     def send(self, command: AnyCommand) -> None:
         """Carry out a command; raises `InvalidRequestError` for a request that can never be served. Mutates."""
@@ -101,7 +121,9 @@ class EngineCore:
         """
         began_s = self._clock.now()
         try:
-            return self._step(began_s)
+            if self._awaiting_images and self._images is not None:
+                self._go_on_encoding(self._images)
+            return self._step(self._clock.now())
         finally:
             self._busy_s += self._clock.now() - began_s
 
@@ -121,7 +143,7 @@ class EngineCore:
             self._executor.submit(plan)
         self._stamp()
         if not scheduler.num_steps_under_way:
-            return None
+            return StepOutcome([]) if self._awaiting_images else None
         try:
             result = self._executor.collect()
         except ExecutorLostError:
@@ -143,6 +165,23 @@ class EngineCore:
             self._drop_adapters()
         self._stamp()
         return outcome
+
+    def _encode_images(self, request: Request, images: ImageEncoding) -> None:
+        """Let a request wait while its images are encoded, except those in its cached prefix. Mutates."""
+        num_cached = self.scheduler.memory.match_prefix(request).num_tokens
+        missing = [image for image in request.images if image.end > num_cached]
+        if images.add(request.request_id, missing, request.scope):
+            self._awaiting_images.add(request.request_id)
+            self.send(AwaitImages(request.request_id, True))
+
+    def _go_on_encoding(self, images: ImageEncoding) -> None:
+        """Encode images for a short time; requests whose images are encoded can start. Mutates."""
+        for request_id in self._awaiting_images - self.scheduler.requests.keys():
+            images.drop(request_id)
+            self._awaiting_images.remove(request_id)
+        for request_id in images.advance(ENCODING_S):
+            self._awaiting_images.remove(request_id)
+            self.send(AwaitImages(request_id, False))
 
     def _change_adapters(self, command: LoadAdapter | DropAdapter) -> None:
         if self._adapters is None:

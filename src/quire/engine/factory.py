@@ -36,6 +36,7 @@ from quire.compute.weights.classifier import read_classifier
 from quire.compute.weights.decoder_weights import WeightReader, weight_bytes
 from quire.compute.weights.dense import read_dense
 from quire.compute.worker.failing_runner import FailingRunner
+from quire.compute.worker.image_queue import ImageQueue
 from quire.compute.worker.store.slot_file import SlotFile
 from quire.compute.worker.worker import Worker
 from quire.core.adapters import AdapterFacts
@@ -195,7 +196,8 @@ class EngineBlueprint:
         # The log is opened last, so that an engine that fails to load creates none.
         log = None if path is None else StepLogFile(path, clock)
         disk_store = "" if store is None else store.path
-        return EngineCore(control, executor, clock, log=log, adapters=loader, disk_store=disk_store)
+        images = None if parts.image_encoder is None else ImageQueue(parts.image_encoder, parts.encoded_images)
+        return EngineCore(control, executor, clock, log=log, adapters=loader, images=images, disk_store=disk_store)
 
     def _read_adapter(self, folder: str, digest: str | None = None) -> Adapter:
         return read_adapter(Path(folder), self.model.spec, self.config.max_adapter_rank, digest)

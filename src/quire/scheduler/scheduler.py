@@ -125,6 +125,11 @@ class Scheduler:
             if member.branch == branch:
                 self._finish(member, FinishReason.STOP)
 
+    def await_images(self, request_id: str, is_waiting: bool) -> None:
+        """Let a request start only once its images are encoded; or they are: let it start. Mutates."""
+        for member in self._members(request_id):
+            member.awaits_images = is_waiting
+
     def lose_steps(self, error: ExecutionError) -> list[Request]:
         """Preempt all requests of the steps in flight, which the executor lost, to isolate the fault. Mutates.
 
@@ -387,7 +392,7 @@ class Scheduler:
                 break
             if self.isolation.holds_back(request):
                 continue
-            if request.num_late_results or self._awaits_commit(request):
+            if request.num_late_results or request.awaits_images or self._awaits_commit(request):
                 num_passed_over += 1
             elif not self._has_tokens_for(request, step) or self._running.num_rows_short(request, most):
                 self._next_in_turn = request

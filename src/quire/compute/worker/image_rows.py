@@ -4,8 +4,8 @@
                    └─► coordinates of the tokens, if the model counts images by height and width
                    └─► ends_seen, if the tokens of an image attend to one another
 
-An image is encoded by the first step that computes one of its tokens. Its rows are kept until every row of the worker
-that has this image has computed it. A prompt with a cached prefix encodes only images that end behind the prefix.
+The rows of an image are made between steps, before its request starts (image_queue.py), and otherwise by the first step
+that computes one of its tokens. A prompt with a cached prefix needs only the rows of images that end behind the prefix.
 
 Models with several axes of positions count an image as a grid: its tokens are at one time, in rows and columns, and the
 text continues behind its longer side.
@@ -18,33 +18,17 @@ text continues behind its longer side.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import numpy as np
 
 from quire.compute.arrays import FloatArray, IntArray
+from quire.compute.worker.image_queue import EncodedImages, ImageEncoder, key_of
 from quire.compute.worker.model_runner import StepInputs
 from quire.core.images import Image
+from quire.core.request import CacheScope
 from quire.core.step import RowStart, StepPlan
-
-
-class ImageEncoder(Protocol):
-    """Turns the images of a model into rows of its hidden size."""
-
-    @property
-    def placeholder(self) -> int:
-        """The token whose places in a prompt take the rows."""
-        ...
-
-    @property
-    def cell(self) -> int | None:
-        """The pixels per side of a token's part of the image, if tokens have coordinates; None: only positions."""
-        ...
-
-    def encode(self, image: Image) -> FloatArray:
-        """Return the rows of an image. Equal pixels give equal bits. Does not mutate."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +36,7 @@ class _Placed:
     """An image of a prompt. `indices`: for each of its tokens the index of the row that it takes, -1: none."""
 
     image: Image
+    scope: CacheScope
     indices: IntArray
     num_rows: int
 
@@ -59,11 +44,11 @@ class _Placed:
 class ImageRows:
     """The images of a worker's rows; `encoder` None: the model reads no images."""
 
-    def __init__(self, encoder: ImageEncoder | None) -> None:
+    def __init__(self, encoder: ImageEncoder | None, encoded: EncodedImages) -> None:
         self._encoder = encoder
+        self._encoded = encoded
         self._images: dict[int, tuple[Image, ...]] = {}  # by row
         self._pending: dict[int, list[_Placed]] = {}  # by row: images that it has not computed completely
-        self._rows: dict[bytes, FloatArray] = {}  # by digest
 
     def start(self, start: RowStart) -> None:
         """Note the images of a prompt that takes a row. Mutates."""
@@ -76,15 +61,14 @@ class ImageRows:
         for image in start.images:
             takes_row = np.array(start.tokens[image.start : image.end], np.int64) == self._encoder.placeholder
             indices: IntArray = np.where(takes_row, np.cumsum(takes_row) - 1, -1)
-            placed.append(_Placed(image, indices, int(takes_row.sum())))
+            placed.append(_Placed(image, start.scope, indices, int(takes_row.sum())))
         self._images[start.row] = start.images
         self._pending[start.row] = placed
 
     def release(self, row: int) -> None:
         """Forget the images of a row that is free. Mutates."""
         self._images.pop(row, None)
-        if self._pending.pop(row, None) is not None:
-            self._drop_unused()
+        self._pending.pop(row, None)
 
     def with_images(self, plan: StepPlan, inputs: StepInputs) -> StepInputs:
         """Return the inputs of a step with what images add to them; encodes the images in it. Mutates."""
@@ -95,15 +79,12 @@ class ImageRows:
 
     def note_computed(self, plan: StepPlan) -> None:
         """Forget images that a step has computed completely. Mutates."""
-        if not self._pending:
-            return
-        for entry, row in enumerate(plan.rows):
+        for entry, row in enumerate(plan.rows if self._pending else ()):
             if row in self._pending:
                 end = plan.starts[entry] + plan.counts[entry]
                 self._pending[row] = [each for each in self._pending[row] if each.image.end > end]
                 if not self._pending[row]:
                     del self._pending[row]
-        self._drop_unused()
 
     def _with_rows(self, plan: StepPlan, inputs: StepInputs) -> StepInputs:
         given: IntArray = np.full(len(inputs.token_ids), -1, np.int64)
@@ -117,7 +98,7 @@ class ImageRows:
                 first, after = max(start, image.start), min(end, image.end)
                 if first >= after:
                     continue
-                encoded = self._encoded(placed)
+                encoded = self._rows_of(placed)
                 taken = placed.indices[first - image.start : after - image.start]
                 at = int(inputs.query_starts[sequence]) + first - start
                 given[at : at + after - first] = np.where(taken < 0, -1, taken + num_rows)
@@ -129,10 +110,14 @@ class ImageRows:
         inputs = replace(inputs, given=given, given_rows=np.concatenate(rows))
         return replace(inputs, ends_seen=ends) if ends.any() else inputs
 
-    def _encoded(self, placed: _Placed) -> FloatArray:
-        rows = self._rows.get(placed.image.digest)
+    def _rows_of(self, placed: _Placed) -> FloatArray:
+        key = key_of(placed.image, placed.scope)
+        rows = self._encoded.get(key)
         if rows is None and self._encoder is not None:
-            rows = self._rows[placed.image.digest] = self._encoder.encode(placed.image)
+            work = self._encoder.begin(placed.image)
+            while rows is None:
+                rows = work.advance(math.inf)
+            self._encoded.put(key, rows)
         if rows is None or len(rows) != placed.num_rows:
             found = 0 if rows is None else len(rows)
             raise ValueError(f"an image has {found} rows, and {placed.num_rows} tokens that take one")
@@ -146,11 +131,6 @@ class ImageRows:
                 places = coordinates_of(inputs.positions[tokens], self._images[row], self._encoder.cell)
                 coordinates[:, tokens] = places
         return replace(inputs, coordinates=coordinates)
-
-    def _drop_unused(self) -> None:
-        used = {each.image.digest for pending in self._pending.values() for each in pending}
-        for digest in self._rows.keys() - used:
-            del self._rows[digest]
 
 
 def coordinates_of(positions: IntArray, images: tuple[Image, ...], cell: int) -> IntArray:

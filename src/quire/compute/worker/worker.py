@@ -64,7 +64,7 @@ class Worker:
         self._careful, self._careful_ahead = CarefulRows(), CarefulRows(is_ahead=True)
         self._pooled = PooledRows(parts.classifier, parts.dense)
         self._adapters = AdapterRows(parts.has_adapter)
-        self._images = ImageRows(parts.image_encoder)
+        self._images = ImageRows(parts.image_encoder, parts.encoded_images)
         self._decodes = DecodeSteps(self._careful)
         self._proposer = parts.proposer
         self._draft = None

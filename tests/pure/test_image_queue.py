@@ -1,0 +1,185 @@
+"""Images are encoded between steps: one after another, tenants in turn, while texts go on being generated."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+
+from quire.compute.arrays import FloatArray
+from quire.compute.worker.image_queue import EncodedImages, ImageQueue, key_of
+from quire.core.clock import ManualClock
+from quire.core.config import MemoryConfig, SchedulerConfig
+from quire.core.errors import InvalidRequestError
+from quire.core.images import Image
+from quire.core.kv_spec import KVCacheSpec, KVGroup
+from quire.core.request import DEFAULT_SCOPE, CacheScope, FinishReason, Request
+from quire.core.sampling_params import SamplingParams
+from quire.core.validate import RequestLimits
+from quire.engine.core import EngineCore
+from quire.engine.records.step_log import StepLogWriter, replay
+from quire.memory.manager import KVCacheManager
+from quire.scheduler.scheduler import Scheduler
+from support.shadow import ShadowExecutor, expected_tokens, seen
+
+PLACEHOLDER = 9
+ADA, BOB = CacheScope("ada"), CacheScope("bob")
+
+
+def image(shade: int, start: int = 1) -> Image:
+    return Image.of(start, 4, 1, 1, bytes([shade] * 3))
+
+
+class SlowEncoder:
+    """Takes `slices` calls for each image; pixels of the shade 13 cannot be encoded."""
+
+    placeholder, cell = PLACEHOLDER, None
+
+    def __init__(self, slices: int = 3) -> None:
+        self.slices = slices
+        self.begun: list[int] = []
+
+    def begin(self, image: Image) -> SlowWork:
+        self.begun.append(image.pixels[0])
+        return SlowWork(image.pixels[0], self.slices)
+
+
+class SlowWork:
+    def __init__(self, shade: int, slices: int) -> None:
+        self.shade, self.left = shade, slices
+
+    def advance(self, budget_s: float) -> FloatArray | None:
+        if self.shade == 13:
+            raise ValueError("an unlucky shade")
+        self.left -= 1
+        return None if self.left else np.full((4, 8), self.shade, np.float32)
+
+
+def test_images_of_tenants_take_turns() -> None:
+    encoder = SlowEncoder(slices=1)
+    queue = ImageQueue(encoder, EncodedImages())
+    assert queue.add("a", [image(1), image(2)], ADA)
+    assert queue.add("b", [image(3)], ADA)
+    assert queue.add("c", [image(4)], BOB)
+    ready = [queue.advance(0.0) for _ in range(5)]
+    assert encoder.begun == [1, 4, 2, 3]
+    assert ready == [[], ["c"], ["a"], ["b"], []]
+    assert not queue.add("d", [image(1), image(3)], ADA), "its images are encoded"
+    assert queue.add("e", [image(1)], BOB), "another tenant's image tells nothing"
+
+
+def test_a_request_that_is_dropped_leaves_nothing_behind() -> None:
+    encoder = SlowEncoder()
+    queue = ImageQueue(encoder, EncodedImages())
+    queue.add("a", [image(1)], ADA)
+    queue.add("b", [image(2)], ADA)
+    queue.advance(0.0)
+    queue.drop("a")
+    queue.drop("a")
+    assert [queue.advance(0.0) for _ in range(3)] == [[], [], ["b"]]
+    assert encoder.begun == [1, 2]
+
+
+def test_an_image_that_fails_is_left_to_its_step() -> None:
+    queue = ImageQueue(SlowEncoder(), EncodedImages())
+    queue.add("a", [image(13), image(1)], ADA)
+    assert queue.advance(0.0) == ["a"]
+    assert queue.advance(0.0) == []
+
+
+def test_rows_are_dropped_when_others_need_the_room() -> None:
+    rows, encoded = np.zeros((4, 8), np.float32), EncodedImages(max_bytes=2 * 4 * 8 * 4)
+    keys = [key_of(image(shade), DEFAULT_SCOPE) for shade in range(3)]
+    encoded.put(keys[0], rows), encoded.put(keys[1], rows)
+    assert encoded.get(keys[0]) is rows
+    encoded.put(keys[2], rows)
+    assert [key in encoded for key in keys] == [True, False, True]
+
+
+class Engine:
+    """An engine over a shadow executor, whose images a slow encoder encodes."""
+
+    def __init__(self, encoder: SlowEncoder) -> None:
+        spec = KVCacheSpec(4, 1, 8, "float32", (KVGroup((0,)),))
+        memory = KVCacheManager(spec, MemoryConfig(num_blocks=64))
+        scheduler = Scheduler(SchedulerConfig(), memory, RequestLimits(50, 200, 200, 16, max_images=4))
+        self.log = io.BytesIO()
+        self.queue = ImageQueue(encoder, EncodedImages())
+        self.core = EngineCore(
+            scheduler,
+            ShadowExecutor(spec, 50),
+            ManualClock(),
+            log=StepLogWriter(self.log, ManualClock()),
+            images=self.queue,
+        )
+
+    def add(self, name: str, *images: Image, scope: CacheScope = DEFAULT_SCOPE, max_tokens: int = 5) -> Request:
+        prompt = [3, *[PLACEHOLDER] * 4 * len(images), 5, 6]
+        request = Request(name, prompt, SamplingParams(max_tokens=max_tokens), scope=scope)
+        request.images = images
+        self.core.add_request(request)
+        return request
+
+    def check(self, request: Request) -> None:
+        prompt = seen(request.tokens[: request.num_prompt_tokens], request.images)
+        assert request.output_token_ids == expected_tokens(prompt, request.num_output_tokens, 50)
+
+
+def test_a_request_waits_for_its_images_and_others_do_not() -> None:
+    engine = Engine(SlowEncoder(slices=3))
+    with_image, plain = engine.add("image", image(1)), engine.add("plain")
+    for _ in range(2):
+        engine.core.step()
+    assert (with_image.num_output_tokens, plain.num_output_tokens) == (0, 2)
+    engine.core.run()
+    assert [with_image.num_output_tokens, plain.num_output_tokens] == [5, 5]
+    engine.check(with_image), engine.check(plain)
+    other, again = engine.add("other", image(2)), engine.add("again", image(1))
+    engine.core.run()
+    assert engine.queue.advance(0.0) == []
+    engine.check(other), engine.check(again)
+    engine.log.seek(0)
+    assert replay(engine.log) > 0
+
+
+def test_an_image_in_the_cached_prefix_is_not_encoded_again() -> None:
+    encoder = SlowEncoder()
+    engine = Engine(encoder)
+    for _ in range(2):
+        engine.add("one", image(1), image(2, 5))
+        engine.core.run()
+    assert encoder.begun == [1, 2]
+    engine.queue._encoded._rows.clear()
+    engine.add("two", image(1), image(2, 5))
+    engine.core.run()
+    assert encoder.begun == [1, 2, 2], "the last block is not in the cache, and the second image ends in it"
+
+
+@pytest.mark.parametrize("step", [0, 1, 3])
+def test_a_request_can_be_aborted_while_it_waits(step: int) -> None:
+    engine = Engine(SlowEncoder())
+    gone, kept = engine.add("gone", image(1)), engine.add("kept", image(2))
+    for _ in range(step):
+        engine.core.step()
+    engine.core.scheduler.abort("gone")
+    engine.core.run()
+    assert gone.finish_reason is FinishReason.ABORT
+    assert kept.num_output_tokens == 5
+    engine.check(kept)
+
+
+def test_images_are_refused_where_they_have_no_place() -> None:
+    engine = Engine(SlowEncoder())
+    for images, message in (
+        ([image(1), image(2, 4)], r"images\[1\] is 'tokens 4 to 7'"),
+        ([image(1, 4)], r"images\[0\] is 'tokens 4 to 7'"),
+        ([image(1, 1)] * 5, "at most 4"),
+    ):
+        request = Request("r", [3, 9, 9, 9, 9, 5])
+        request.images = tuple(images)
+        with pytest.raises(InvalidRequestError, match=message):
+            engine.core.add_request(request)
+    with pytest.raises(InvalidRequestError, match="this model reads no images"):
+        request.images = (image(1),)
+        Scheduler(SchedulerConfig(), engine.core.scheduler.memory, RequestLimits(50, 99, 99, 4)).add(request)
