@@ -37,7 +37,9 @@ bool fits(const PagedKv& kv, const Blocks& keys, const Blocks& values) {
 }
 
 DecoderShape shape_of(const nb::dict& fields);
+Activation activation_of(const std::string& name);
 void bind_decoder(nb::module_& module);
+void bind_row_product(nb::module_& module);
 void bind_sampler(nb::module_& module);
 
 }  // namespace quire::bindings

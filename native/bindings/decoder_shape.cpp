@@ -16,16 +16,6 @@ T field(const nb::dict& fields, const char* name) {
     return nb::cast<T>(fields[name]);
 }
 
-Activation activation_of(const std::string& name) {
-    static const std::map<std::string, Activation> kByName = {{"silu", Activation::kSilu},
-                                                              {"gelu", Activation::kGelu},
-                                                              {"gelu_tanh", Activation::kGeluTanh},
-                                                              {"relu", Activation::kRelu},
-                                                              {"relu_squared", Activation::kReluSquared},
-                                                              {"clamped_swiglu", Activation::kClampedSwiglu}};
-    return kByName.at(name);
-}
-
 HeadNorm head_norm_of(const std::string& name) {
     static const std::map<std::string, HeadNorm> kByName = {{"none", HeadNorm::kNone},
                                                             {"head", HeadNorm::kHead},
@@ -62,6 +52,17 @@ DeltaShape delta_of(const nb::dict& fields) {
 }
 
 }  // namespace
+
+Activation activation_of(const std::string& name) {
+    static const std::map<std::string, Activation> kByName = {{"silu", Activation::kSilu},
+                                                              {"gelu", Activation::kGelu},
+                                                              {"gelu_tanh", Activation::kGeluTanh},
+                                                              {"relu", Activation::kRelu},
+                                                              {"relu_squared", Activation::kReluSquared},
+                                                              {"quick_gelu", Activation::kQuickGelu},
+                                                              {"clamped_swiglu", Activation::kClampedSwiglu}};
+    return kByName.at(name);
+}
 
 DecoderShape shape_of(const nb::dict& fields) {
     DecoderShape shape;

@@ -52,5 +52,6 @@ NB_MODULE(_native, module) {
     module.def("crc32", &crc32, nb::arg("data"), nb::arg("before") = 0,
                "The checksum of bytes that zlib.crc32 gives, behind bytes whose checksum is `before`.");
     quire::bindings::bind_decoder(module);
+    quire::bindings::bind_row_product(module);
     quire::bindings::bind_sampler(module);
 }

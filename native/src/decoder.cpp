@@ -421,6 +421,7 @@ class Decoder::Step : private Products {
         for_rows(view_.num_states,
                  [&](int index) { finish_row(view_.state_indices[index], results_.states.row(index)); });
         for_rows(view_.num_logits, [&](int index) { finish_row(view_.logit_indices[index], wanted.row(index)); });
+        if (weights_.head.empty()) return;  // an encoder of images
         const bool project = !weights_.embedding_out.empty();
         if (project) linear(weights_.embedding_out, wanted, projected, view_.num_logits, false);
         linear(weights_.head, project ? projected : wanted, results_.logits, view_.num_logits, false);

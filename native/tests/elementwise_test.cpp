@@ -23,8 +23,9 @@ constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kUntouched = 12345.0F;
 constexpr int kCounts[] = {1, 7, 15, 16, 17, 31, 32, 33, 64, 100, 1000};
-constexpr Activation kActivations[] = {Activation::kSilu, Activation::kGeluTanh,    Activation::kGelu,
-                                       Activation::kRelu, Activation::kReluSquared, Activation::kClampedSwiglu};
+constexpr Activation kActivations[] = {Activation::kSilu,         Activation::kGeluTanh, Activation::kGelu,
+                                       Activation::kQuickGelu,    Activation::kRelu,     Activation::kReluSquared,
+                                       Activation::kClampedSwiglu};
 
 double active(double x, Activation activation) {
     switch (activation) {
@@ -34,6 +35,8 @@ double active(double x, Activation activation) {
             return 0.5 * x * (1.0 + std::tanh(std::sqrt(2.0 / std::numbers::pi) * (x + 0.044715 * x * x * x)));
         case Activation::kGelu:
             return 0.5 * x * std::erfc(-x / std::numbers::sqrt2);
+        case Activation::kQuickGelu:
+            return x / (1.0 + std::exp(-1.702 * x));
         case Activation::kRelu:
             return x < 0.0 ? 0.0 : x;
         case Activation::kReluSquared:

@@ -569,6 +569,8 @@ double active(double x, Activation activation) {
             return 0.5 * x * (1.0 + std::tanh(std::sqrt(2.0 / std::numbers::pi) * (x + 0.044715 * x * x * x)));
         case Activation::kGelu:
             return 0.5 * x * (1.0 + std::erf(x / std::sqrt(2.0)));
+        case Activation::kQuickGelu:
+            return x / (1.0 + std::exp(-1.702 * x));
         case Activation::kRelu:
             return x < 0.0 ? 0.0 : x;
         case Activation::kReluSquared:
@@ -587,7 +589,7 @@ void test_gated_linear(const Kernels& kernels, StoredType type) {
     Random random(3);
     for (const Shape& shape : kShapes) {
         for (const Activation activation : {Activation::kSilu, Activation::kGeluTanh, Activation::kGelu,
-                                            Activation::kRelu, Activation::kClampedSwiglu}) {
+                                            Activation::kQuickGelu, Activation::kRelu, Activation::kClampedSwiglu}) {
             const bool with_bias = activation == Activation::kSilu;
             const Matrix gate(kernels, type, shape.num_outputs, shape.num_inputs, with_bias, random);
             const Matrix up(kernels, type, shape.num_outputs, shape.num_inputs, with_bias, random);

@@ -39,6 +39,23 @@ class ThreadTeam:
 def activation_bytes(shape: Mapping[str, object], num_tokens: int, num_logits: int, num_threads: int) -> int:
     """The bytes of activations that Decoder.reserve allocates."""
 
+class RowProduct:
+    """A matrix for rows; see native/include/quire/row_product.h."""
+
+    def __init__(
+        self,
+        kernels: Kernels,
+        team: ThreadTeam,
+        rows: NDArray[np.float32] | NDArray[np.uint16],
+        bias: NDArray[np.float32] | None,
+    ) -> None: ...
+    @property
+    def output_stride(self) -> int: ...
+    @property
+    def num_bytes(self) -> int: ...
+    def run(self, rows: NDArray[np.float32], output: NDArray[np.float32], activation: str = "") -> None:
+        """Write the activation of each row's product to `output`, whose rows have `output_stride` numbers."""
+
 class Decoder:
     """A decoder-only model; see native/include/quire/decoder.h."""
 

@@ -23,6 +23,7 @@ from quire.core.failpoints import FAILPOINTS_VARIABLE
 from quire.core.pooling import PAIR_TEMPLATE
 from quire.core.request import Request
 from quire.engine.factory import create_reference_engine, plan_engine
+from quire.engine.text.chat_template import ChatOptions
 from quire.engine.text.tokenizer import Tokenizer
 from quire.serve.greeting import greeting, use_of
 from support.server import JSON, running_server
@@ -353,7 +354,7 @@ def test_a_pair_is_joined_as_the_tokenizer_does_it_and_special_tokens_stay_text(
     library.no_truncation()
     for query, document in (*PAIRS, ("", "a"), ("a [SEP] block", "[CLS]")):
         messages = [{"role": "user", "content": text} for text in (query, document)]
-        ids = ours.encode_chat(messages, template_name=PAIR_TEMPLATE)
+        ids = ours.encode_chat(messages, ChatOptions(template=PAIR_TEMPLATE))
         if "[" not in query:
             assert ids == library.encode(query, document).ids
         else:
@@ -364,7 +365,7 @@ def test_a_pair_is_joined_as_the_tokenizer_does_it_and_special_tokens_stay_text(
     library.post_processor = None
     library.save(str(folder / "tokenizer.json"))
     with pytest.raises(InvalidRequestError, match="does not join two"):
-        Tokenizer.open(ModelFolder(folder), vocab_size=128).encode_chat(messages, template_name=PAIR_TEMPLATE)
+        Tokenizer.open(ModelFolder(folder), vocab_size=128).encode_chat(messages, ChatOptions(template=PAIR_TEMPLATE))
 
 
 def test_a_pair_that_is_too_long_is_cut_as_transformers_cuts_it(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from quire import LLM
 from quire.core.errors import CheckpointError, InvalidConfigError, InvalidRequestError
+from quire.engine.text.chat_template import ChatOptions
 from support.gguf_models import GgufWriting
 from support.tiny_checkpoint import tiny_qwen3_config, tiny_qwen3_tensors, write_model_weights, write_tiny_qwen3
 
@@ -75,7 +76,7 @@ def test_texts_stay_texts_in_the_prompt_of_a_pair(tmp_path: Path) -> None:
         assert tokenizer is not None
         for document in DOCUMENTS:
             messages = [{"role": "user", "content": text} for text in (INSTRUCTION, QUERY, document)]
-            ids = tokenizer.encode_chat(messages, template_name="query_and_document")
+            ids = tokenizer.encode_chat(messages, ChatOptions(template="query_and_document"))
             assert sum(token >= len(TOKENS) - 2 for token in ids) == 4, "the control tokens of the template"
             before, after = TEMPLATE.replace("{query}", QUERY).split("{document}")
             assert tokenizer.decode(ids, skip_special_tokens=False) == before + document + after

@@ -25,6 +25,7 @@ from quire.core.errors import (
     RequestTooLargeError,
 )
 from quire.engine import factory
+from quire.engine.text.chat_template import ChatOptions
 from quire.engine.text.detokenizer import IncrementalDetokenizer
 from support.guesses import Guesser, verify_all_guesses
 from support.tiny_checkpoint import tiny_qwen3_config, tiny_qwen3_tensors, write_model_weights, write_tiny_qwen3
@@ -136,7 +137,7 @@ def test_a_conversation_is_the_prompt_that_the_template_makes_of_it(llm: LLM) ->
     )
     assert llm.generate(messages, GREEDY)[0].outputs == output.outputs
     assert llm.chat(messages, temperature=0, max_tokens=12, use_tqdm=False)[0].outputs == output.outputs
-    bare = llm.tokenizer.encode_chat(messages, add_generation_prompt=False)
+    bare = llm.tokenizer.encode_chat(messages, ChatOptions(add_generation_prompt=False))
     assert llm.chat(messages, GREEDY, add_generation_prompt=False)[0].prompt_token_ids == bare != ids
 
 

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from quire.core.errors import InvalidRequestError
 from quire.core.grammar import Grammar
 from quire.core.sampling_params import MAX_INT32, SamplingParams
-from quire.engine.text.chat_template import ChatTemplate, validate_messages
-from quire.engine.text.prompts import ChatOptions
+from quire.engine.text.chat_template import ChatOptions, ChatTemplate, validate_messages
 from quire.engine.text.tokenizer import Tokenizer
 from quire.serve.answer_form import AnswerForm
 from quire.serve.errors import ApiError, overloaded

@@ -17,7 +17,7 @@ from quire.core.clock import ManualClock
 from quire.core.grammar import Grammar
 from quire.core.parameters import Place
 from quire.core.sampling_params import PARAMETERS, SamplingParams
-from quire.engine.text.prompts import ChatOptions
+from quire.engine.text.chat_template import ChatOptions
 from quire.serve.answer_form import AnswerForm
 from quire.serve.errors import ApiError, overloaded
 from quire.serve.model_names import same_model

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from quire.core.errors import CheckpointError, InvalidRequestError
 from quire.core.sampling_params import MAX_BAD_WORD_TOKENS, SamplingParams
+from quire.engine.text.chat_template import ChatOptions
 from quire.engine.text.prompts import (
     FORMS,
     HUGGING_FACE_NAMES,
-    ChatOptions,
     encode_prompt,
     estimated_tokens,
     split_conversations,
@@ -116,29 +116,15 @@ def test_an_engine_without_a_tokenizer_takes_token_ids_alone(prompt: Any, what: 
 def test_options_of_a_conversation_reach_its_template() -> None:
     asked: list[Any] = []
 
-    def encode_chat(messages: Any, **options: Any) -> list[int]:
-        asked.append((messages, options))
+    def encode_chat(messages: Any, options: ChatOptions, write: Any) -> list[int]:
+        asked.append((messages, options, write("rendered")))
         return [1, 2]
 
-    tokenizer: Any = SimpleNamespace(encode_chat=encode_chat)
+    tokenizer: Any = SimpleNamespace(encode_chat=encode_chat, images=None)
     options = ChatOptions(False, [{"name": "add"}], {"enable_thinking": False}, "other", continue_final_message=True)
     for chat in (None, options):
         assert encode_prompt(tuple(MESSAGES), tokenizer, chat).token_ids.tolist() == [1, 2]
-    plain = {
-        "add_generation_prompt": True,
-        "tools": None,
-        "template_variables": None,
-        "template_name": "",
-        "continue_final_message": False,
-    }
-    whole = {
-        "add_generation_prompt": False,
-        "tools": [{"name": "add"}],
-        "template_variables": {"enable_thinking": False},
-        "template_name": "other",
-        "continue_final_message": True,
-    }
-    assert asked == [(MESSAGES, plain), (MESSAGES, whole)]
+    assert asked == [(MESSAGES, ChatOptions(), "rendered"), (MESSAGES, options, "rendered")]
 
 
 @pytest.mark.parametrize("failure", [ZeroDivisionError("a mistake"), UnicodeError("torn"), RecursionError()])
@@ -146,7 +132,7 @@ def test_whatever_a_tokenizer_raises_is_about_the_prompt_that_it_was_given(failu
     def fail(*_: Any, **__: Any) -> Any:
         raise failure
 
-    tokenizer: Any = SimpleNamespace(encode=fail, encode_chat=fail)
+    tokenizer: Any = SimpleNamespace(encode=fail, encode_chat=fail, images=None)
     for call, field in (
         (lambda: encode_prompt("Hi", tokenizer), "prompt"),
         (lambda: encode_prompt(MESSAGES, tokenizer), "messages"),
@@ -164,7 +150,7 @@ def test_an_error_of_ours_stays_what_it_is() -> None:
     def fail(*_: Any, **__: Any) -> Any:
         raise torn
 
-    tokenizer: Any = SimpleNamespace(encode=fail, encode_chat=fail)
+    tokenizer: Any = SimpleNamespace(encode=fail, encode_chat=fail, images=None)
     for call in (
         lambda: encode_prompt("Hi", tokenizer),
         lambda: encode_prompt(MESSAGES, tokenizer),

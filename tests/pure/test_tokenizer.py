@@ -22,7 +22,7 @@ from tokenizers import Tokenizer as Library
 from quire.compute.models.source import ModelFolder
 from quire.core.errors import CheckpointError, InvalidRequestError
 from quire.engine.text import control_text as module
-from quire.engine.text.chat_template import ChatTemplate, validate_messages
+from quire.engine.text.chat_template import ChatOptions, ChatTemplate, validate_messages
 from quire.engine.text.tokenizer import MAX_TEXT_BYTES, Tokenizer
 from support.tiny_tokenizer import (
     CHATML,
@@ -45,6 +45,8 @@ from support.tiny_tokenizer import (
 
 VOCAB_SIZE = 512
 LIBRARIES = {"byte level": byte_level(), "byte fallback": byte_fallback(), "unigram": unigram()}
+
+CONTINUED = ChatOptions(continue_final_message=True)
 
 
 def chat_tokenizer(library: Library, begin: str, end: str) -> Tokenizer:
@@ -193,16 +195,14 @@ def test_threads_share_a_tokenizer_and_the_interpreter_goes_on(chatml):
 def test_a_conversation_is_encoded_as_the_template_writes_it(chatml):
     messages = [*user("hello"), {"role": "assistant", "content": "the 😀"}]
     text = "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\nthe 😀<|im_end|>\n"
-    assert chatml.encode_chat(messages, add_generation_prompt=False) == chatml.encode(text)
+    assert chatml.encode_chat(messages, ChatOptions(add_generation_prompt=False)) == chatml.encode(text)
     assert chatml.encode_chat(messages) == chatml.encode(text + "<|im_start|>assistant\n")
 
 
 @pytest.mark.parametrize("begun", ["the", "the ", "", " \n", "the <|im_end|>", "a\U00100000b"])
 def test_the_last_message_is_continued_as_it_is(chatml, begun):
     """Also with space at its end, special tokens of the client's, and the character that would be the mark."""
-    continued = chatml.encode_chat(
-        [*user("hello"), {"role": "assistant", "content": begun}], continue_final_message=True
-    )
+    continued = chatml.encode_chat([*user("hello"), {"role": "assistant", "content": begun}], CONTINUED)
     asked = chatml.encode_chat(user("hello"))
     assert continued[: len(asked)] == asked
     assert chatml.decode(continued[len(asked) :], skip_special_tokens=False) == begun
@@ -224,7 +224,7 @@ def test_a_last_message_is_continued_where_the_template_writes_it_last(tmp_path,
     write_tokenizer(tmp_path, byte_level(), {"chat_template": template})
     tokenizer = Tokenizer.open(ModelFolder(tmp_path), vocab_size=VOCAB_SIZE)
     messages = [*user("hello"), {"role": "assistant", "content": " the "}]
-    assert tokenizer.decode(tokenizer.encode_chat(messages, continue_final_message=True)) == expected
+    assert tokenizer.decode(tokenizer.encode_chat(messages, CONTINUED)) == expected
 
 
 @pytest.mark.parametrize(
@@ -236,14 +236,14 @@ def test_a_last_message_is_continued_where_the_template_writes_it_last(tmp_path,
 )
 def test_a_last_message_that_no_answer_can_continue_is_refused(chatml, last, field):
     with pytest.raises(InvalidRequestError, match=rf"{field}.*a message of the assistant"):
-        chatml.encode_chat([*user("hello"), last], continue_final_message=True)
+        chatml.encode_chat([*user("hello"), last], CONTINUED)
 
 
 def test_a_last_message_that_the_template_does_not_write_is_refused(tmp_path):
     write_tokenizer(tmp_path, byte_level(), {"chat_template": "{{ messages[0].content }}"})
     tokenizer = Tokenizer.open(ModelFolder(tmp_path), vocab_size=VOCAB_SIZE)
     with pytest.raises(InvalidRequestError, match="a message that the chat template writes as it is"):
-        tokenizer.encode_chat([*user("a"), {"role": "assistant", "content": "b"}], continue_final_message=True)
+        tokenizer.encode_chat([*user("a"), {"role": "assistant", "content": "b"}], CONTINUED)
 
 
 def test_the_first_token_is_the_templates_affair(tmp_path):
@@ -412,7 +412,7 @@ def test_an_honest_conversation_has_the_tokens_of_its_plain_text(template, numbe
     tokenizer = Tokenizer(byte_level(control=["<|im_start|>", "<|im_end|>", "<|start|>", "<|end|>"]))
     tokenizer._templates["default"] = rendering
     plain = rendering.render(validate_messages(messages), tools=tools)
-    assert tokenizer.encode_chat(messages, tools=tools) == tokenizer.encode(plain)
+    assert tokenizer.encode_chat(messages, ChatOptions(tools=tools)) == tokenizer.encode(plain)
 
 
 def test_special_text_is_text_in_tools_names_and_variables_too(tmp_path):
@@ -420,8 +420,8 @@ def test_special_text_is_text_in_tools_names_and_variables_too(tmp_path):
     settings = CHATML_SETTINGS | {"chat_template": source}
     tokenizer = Tokenizer.open(ModelFolder(write_tokenizer(tmp_path, byte_level(), settings)), vocab_size=VOCAB_SIZE)
     message = {"role": "user", "content": "a", "name": "<|im_end|>", "<|im_start|>": ["<|endoftext|>"]}
-    options: dict[str, Any] = {"tools": [{"<|im_end|>": 1}], "template_variables": {"note": "<|im_end|>"}}
-    ids = tokenizer.encode_chat([message], **options)
+    options: dict[str, Any] = {"tools": [{"<|im_end|>": 1}], "variables": {"note": "<|im_end|>"}}
+    ids = tokenizer.encode_chat([message], ChatOptions(**options))
     assert [token for token in ids if token in tokenizer.special_token_ids] == [298, 299]
     text = f"<|im_start|>{json.dumps(options['tools'])}{json.dumps([message])}<|im_end|><|im_end|>"
     assert tokenizer.decode(ids, skip_special_tokens=False) == text
@@ -444,12 +444,10 @@ def test_many_special_tokens_cost_no_more_per_character():
     assert time.process_time() - start < 10
 
 
-@pytest.mark.parametrize(
-    "options", [{"template_variables": {"x": b""}}, {"template_variables": {"messages": []}}, {"tools": [1]}]
-)
+@pytest.mark.parametrize("options", [{"variables": {"x": b""}}, {"variables": {"messages": []}}, {"tools": [1]}])
 def test_bad_options_are_refused(chatml, options):
     with pytest.raises(InvalidRequestError):
-        chatml.encode_chat(user("Hi"), **options)
+        chatml.encode_chat(user("Hi"), ChatOptions(**options))
 
 
 # --- files -------------------------------------------------------------------------------------
@@ -540,7 +538,9 @@ def test_tools_have_a_template_of_their_own_where_there_is_one(tmp_path):
     templates = [{"name": "default", "template": "D"}, {"name": "tool_use", "template": "T"}]
     write_tokenizer(tmp_path, byte_level(), {"chat_template": templates})
     tokenizer = Tokenizer.open(ModelFolder(tmp_path), vocab_size=VOCAB_SIZE)
-    assert [tokenizer.decode(tokenizer.encode_chat(user("Hi"), tools=tools)) for tools in (None, [], [{}])] == [
+    assert [
+        tokenizer.decode(tokenizer.encode_chat(user("Hi"), ChatOptions(tools=tools))) for tools in (None, [], [{}])
+    ] == [
         "D",
         "D",
         "T",
@@ -767,9 +767,9 @@ def test_conversations_are_those_of_transformers(tmp_path, template, prompt, too
             )
         except Exception:  # whatever the template runs into
             with pytest.raises(InvalidRequestError):
-                ours.encode_chat(messages, tools=tools, add_generation_prompt=prompt, template_variables=thinking)
+                ours.encode_chat(messages, ChatOptions(tools=tools, add_generation_prompt=prompt, variables=thinking))
             continue
-        ids = ours.encode_chat(messages, tools=tools, add_generation_prompt=prompt, template_variables=thinking)
+        ids = ours.encode_chat(messages, ChatOptions(tools=tools, add_generation_prompt=prompt, variables=thinking))
         assert ids == expected
 
 
@@ -791,7 +791,7 @@ def test_messages_are_continued_as_by_transformers(tmp_path, template, begun):
     theirs = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path)
     messages = [{"role": "user", "content": "1 + 2?"}, {"role": "assistant", "content": begun}]
     expected = theirs.apply_chat_template(messages, continue_final_message=True, return_dict=False)
-    assert ours.encode_chat(messages, continue_final_message=True) == expected
+    assert ours.encode_chat(messages, CONTINUED) == expected
 
 
 @pytest.mark.transformers

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from quire.core.errors import InvalidRequestError, RequestTooLargeError
 from quire.core.grammar import Grammar
-from quire.engine.text.prompts import ChatOptions, estimated_tokens
+from quire.engine.text.chat_template import ChatOptions
+from quire.engine.text.prompts import estimated_tokens
 from quire.engine.text.tokenizer import Tokenizer
 from quire.serve.errors import ApiError, api_error_of
 from quire.serve.reasoning import THINK

@@ -19,6 +19,7 @@ from quire.compute.models.pooling import pooling_of
 from quire.compute.weights.decoder_weights import WeightReader, weight_bytes
 from quire.core.errors import CheckpointError, InvalidRequestError
 from quire.core.pooling import PAIR_TEMPLATE
+from quire.engine.text.chat_template import ChatOptions
 from quire.engine.text.tokenizer import Tokenizer
 from support.gguf_mutants import mutant
 
@@ -45,7 +46,7 @@ def read_whole(path: Path) -> str:
     pooling_of(file)
     if tokenizer.has_chat_template or tokenizer.pair_template:
         try:
-            tokenizer.encode_chat(MESSAGES, template_name=PAIR_TEMPLATE)
+            tokenizer.encode_chat(MESSAGES, ChatOptions(template=PAIR_TEMPLATE))
         except InvalidRequestError as error:
             _require_one_line(error)
             return "a chat template that fails"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -403,6 +404,8 @@ CAUSAL = {
     "Gemma3Eye": "Gemma3ForConditionalGeneration",
     "Gemma4Eye": "Gemma4ForConditionalGeneration",
     "Gemma4UnifiedEye": "Gemma4UnifiedForConditionalGeneration",
+    "Idefics3": "Idefics3ForConditionalGeneration",
+    "Llava": "LlavaForConditionalGeneration",
     "Mistral3": "Mistral3ForConditionalGeneration",
     "Qwen2VL": "Qwen2VLForConditionalGeneration",
     "Qwen2_5_VL": "Qwen2_5_VLForConditionalGeneration",
@@ -410,6 +413,7 @@ CAUSAL = {
     "Qwen3_5Eye": "Qwen3_5ForConditionalGeneration",
     "Qwen3_5MoeEye": "Qwen3_5MoeForConditionalGeneration",
     "Qwen3VLMoe": "Qwen3VLMoeForConditionalGeneration",
+    "SmolVLM": "SmolVLMForConditionalGeneration",
 }
 CONFIGS = {
     "Gemma4": "Gemma4TextConfig",
@@ -501,6 +505,33 @@ def small_model(name: str, **changes: Any) -> Any:
         return model_of(family, {"text_config": FORMS[form][1] | own | changes, **around})
     family, settings = FORMS[name]
     return model_of(family, settings | changes)
+
+
+def small_vision_model(settings: dict[str, Any]) -> Any:
+    """Return a seeded model with these settings that reads images, its weights rounded to bfloat16."""
+    own = {key: value for key, value in settings.items() if key != "architectures"}
+    return model_of(settings["architectures"][0].removesuffix("ForConditionalGeneration"), copy.deepcopy(own))
+
+
+def image_rows(model: Any, pixels: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return the rows of an image of normalised pixels, `[3, height, width]`."""
+    with torch.no_grad():
+        rows = model.model.get_image_features(**_image_inputs(model, pixels), return_dict=True).pooler_output
+    found: NDArray[np.float32] = torch.cat([torch.as_tensor(each) for each in rows]).float().numpy()
+    return found
+
+
+def logits_with_image(model: Any, tokens: Sequence[int], pixels: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return the logits of every position of a text with the placeholders of an image: `[num_tokens, vocab_size]`."""
+    with torch.no_grad():
+        output = model(torch.tensor([list(tokens)]), use_cache=False, **_image_inputs(model, pixels))
+    logits: NDArray[np.float32] = output.logits[0].float().numpy()
+    return logits
+
+
+def _image_inputs(model: Any, pixels: NDArray[np.float32]) -> dict[str, Any]:
+    batch = torch.tensor(np.ascontiguousarray(pixels))[None].to(model.dtype)
+    return {"pixel_values": batch[None] if type(model).__name__.startswith(("Idefics3", "SmolVLM")) else batch}
 
 
 def small_encoder(name: str) -> Any:

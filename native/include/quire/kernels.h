@@ -89,7 +89,8 @@ struct Coding {
 constexpr int kRowGroup = 32;
 
 // kClampedSwiglu is only for gates: its other factor is clamped too (see gate).
-enum class Activation { kSilu, kGeluTanh, kGelu, kRelu, kReluSquared, kClampedSwiglu };
+// kQuickGelu is x * sigmoid(1.702 x).
+enum class Activation { kSilu, kGeluTanh, kGelu, kQuickGelu, kRelu, kReluSquared, kClampedSwiglu };
 
 // A matrix [num_outputs, num_inputs] as in a checkpoint: row by row; borrowed.
 struct MatrixRows {

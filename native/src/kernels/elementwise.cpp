@@ -43,16 +43,18 @@ Floats gelu(const Floats& x) {
     return half * x * select(size < one, near, select(negative, rest, broadcast(2.0F) - rest));
 }
 
+constexpr float kSwigluFactor = 1.702F, kSwigluLimit = 7.0F;
+
+Floats quick_gelu(const Floats& x) { return x / (broadcast(1.0F) + exp(x * broadcast(-kSwigluFactor))); }
+
 // Zero for negative numbers, NaN for NaN.
 Floats relu(const Floats& x) { return select(x < broadcast(0.0F), broadcast(0.0F), x); }
 
 Floats relu_squared(const Floats& x) { return relu(x) * relu(x); }
 
-constexpr float kSwigluFactor = 1.702F, kSwigluLimit = 7.0F;
-
 Floats clamped_swish(const Floats& x) {
-    const Floats limit = broadcast(kSwigluLimit), low = select(limit < x, limit, x);
-    return low / (broadcast(1.0F) + exp(low * broadcast(-kSwigluFactor)));
+    const Floats limit = broadcast(kSwigluLimit);
+    return quick_gelu(select(limit < x, limit, x));
 }
 
 // The factor of a clamped gate: x clamped to both limits, plus 1; NaN for NaN.
@@ -101,6 +103,8 @@ void activate(float* values, int count, Activation activation) {
             return for_lanes(values, count, gelu_tanh);
         case Activation::kGelu:
             return for_lanes(values, count, gelu);
+        case Activation::kQuickGelu:
+            return for_lanes(values, count, quick_gelu);
         case Activation::kRelu:
             return for_lanes(values, count, relu);
         case Activation::kReluSquared:

@@ -33,8 +33,9 @@ from quire.engine.process.ownership import Home
 from quire.engine.records.live import LiveFrame, ShowLive
 from quire.engine.records.stats import EngineStats, ModelState
 from quire.engine.streams import RequestStreams
+from quire.engine.text.chat_template import ChatOptions
 from quire.engine.text.output_processor import PreparedRequest
-from quire.engine.text.prompts import ChatOptions, Prompt
+from quire.engine.text.prompts import Prompt
 
 
 class AsyncLLM(LocalModel, OperatorVerbs):

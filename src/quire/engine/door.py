@@ -26,14 +26,15 @@ from quire.core.sampling_params import FORBIDDEN, MAX_BIASES, SamplingParams
 from quire.core.validate import RequestLimits, validate, validate_sampling
 from quire.engine.commands import Add
 from quire.engine.core import EngineCore
+from quire.engine.images.parts import has_images
 from quire.engine.near_names import keyword_meant_by
 from quire.engine.process.adapter_set import AdapterSet
 from quire.engine.records.report import EngineReport
 from quire.engine.seeds import SeedCounter
+from quire.engine.text.chat_template import ChatOptions
 from quire.engine.text.grammar_turns import GrammarTurns
 from quire.engine.text.output_processor import PreparedRequest
 from quire.engine.text.prompts import (
-    ChatOptions,
     Encoded,
     Prompt,
     encode_prompt,
@@ -124,9 +125,9 @@ class Door:
     ) -> PreparedRequest:
         """Encode a prompt and return its request.
 
-        Encodes long prompts, and compiles grammars, off the event loop.
+        Encodes long prompts, decodes images, and compiles grammars, off the event loop.
         """
-        if estimated_tokens(prompt, LONG_PROMPT) >= LONG_PROMPT:
+        if has_images(prompt) or estimated_tokens(prompt, LONG_PROMPT) >= LONG_PROMPT:
             encoded = await self.text_pool.run(ticket.scope.tenant, lambda: self.encode(prompt, chat))
         else:
             encoded = self.encode(prompt, chat)

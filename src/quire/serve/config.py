@@ -114,7 +114,13 @@ class ServerConfig:
         16, "maximum concurrent readers of /live, shared equally among tenants; 0: disable /live"
     )
     max_body: int | str = setting("8MiB", "maximum size of a request body; lower if the context length allows less")
+    max_image_body: int | str = setting(
+        "32MiB", "maximum size of a request body for a model that reads images, which are in the body as base64"
+    )
     max_bodies: int | str = setting("256MiB", "maximum memory for all request bodies together")
+    max_images: int | str = setting(
+        "1GiB", "maximum memory for the pixels of all requests' images together; with several keys, a quarter for each"
+    )
     max_bodies_per_key: int | str | None = setting(
         None,
         "maximum memory for the request bodies of one key; none: a quarter of max_bodies, or all with a single key",
@@ -235,6 +241,21 @@ class ServerConfig:
         return parse_bytes(self.max_body)
 
     @property
+    def max_image_body_bytes(self) -> int:
+        """The maximum size of a request body for a model that reads images: at least `max_body`."""
+        return max(min(parse_bytes(self.max_image_body), self.max_bodies_bytes_per_key), self.max_body_bytes)
+
+    @property
+    def max_images_bytes(self) -> int:
+        """The maximum memory of the pixels of all requests' images, as a number."""
+        return parse_bytes(self.max_images)
+
+    @property
+    def max_images_bytes_per_key(self) -> int:
+        """The maximum memory of the pixels of one key's images."""
+        return self.max_images_bytes // (KEYS_TO_FILL if self.may_have_several_tenants else 1)
+
+    @property
     def head_bytes(self) -> int:
         """The maximum size of a request head, as a number."""
         return parse_bytes(self.max_header_bytes)
@@ -259,7 +280,14 @@ class ServerConfig:
     def _read_sizes(self) -> None:
         """Turn sizes into numbers, and check them. Mutates."""
         bounds = {"max_header_bytes": (256, 1 << 30)}
-        for name in ("max_body", "max_header_bytes", "max_bodies", "max_bodies_per_key"):
+        for name in (
+            "max_body",
+            "max_image_body",
+            "max_images",
+            "max_header_bytes",
+            "max_bodies",
+            "max_bodies_per_key",
+        ):
             value = getattr(self, name)
             if name != "max_bodies_per_key" or value is not None:
                 object.__setattr__(self, name, parse_bytes(value, name))

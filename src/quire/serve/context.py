@@ -51,6 +51,7 @@ class RequestContext:
     num_output_tokens: int = 0
     finish_reason: str = ""
     generated: GeneratedText | None = None
+    images: HeldBody | None = None  # the pixels of its images
 
     @property
     def trace_id(self) -> str:

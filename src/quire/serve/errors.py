@@ -250,18 +250,18 @@ def too_many_texts() -> ApiError:
     return ApiError(429, message, code="slow_down", headers=retry_after(RESTART_S))
 
 
-def too_many_bytes_of_key(limit: int, retry_after_s: float) -> ApiError:
-    """Return the answer to a body of a key whose requests hold their maximum of bytes."""
+def too_many_bytes_of_key(limit: int, retry_after_s: float, kind: str = "bodies") -> ApiError:
+    """Return the answer to a body, or to images, of a key whose requests hold their maximum of bytes."""
     message = (
-        f"the bodies of this API key's requests already hold {limit} bytes, its share; "
+        f"the {kind} of this API key's requests already hold {limit} bytes, its share; "
         "try again when a request has ended"
     )
     return ApiError(429, message, code="slow_down", headers=retry_after(retry_after_s))
 
 
-def too_many_bytes(limit: int, retry_after_s: float) -> ApiError:
-    """Return the answer to a body if all requests together hold their maximum of bytes."""
-    message = f"the server is overloaded: request bodies already hold {limit} bytes, the maximum; try again later"
+def too_many_bytes(limit: int, retry_after_s: float, kind: str = "bodies") -> ApiError:
+    """Return the answer to a body, or to images, if all requests together hold their maximum of bytes."""
+    message = f"the server is overloaded: request {kind} already hold {limit} bytes, the maximum; try again later"
     return ApiError(503, message, code="server_is_overloaded", headers=retry_after(retry_after_s))
 
 

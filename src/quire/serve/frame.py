@@ -101,6 +101,8 @@ class Frame:
                 await make_response(api_error_of(error), scope["path"])(scope, receive, answer.send)
         finally:
             context.body.release()
+            if context.images is not None:
+                context.images.release()
             if context.visit is not None:
                 context.visit.leave()
             if context.stay is not None:

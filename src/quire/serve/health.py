@@ -82,7 +82,8 @@ async def _metrics(request: Request) -> Response:
     families = [
         *models.server.calls.families(),
         *model_families(models),
-        *body_families(models.server.bodies),
+        *body_families("body", models.server.bodies),
+        *body_families("image", models.server.images),
         *text_families(models.first.model.text_pool),
     ]
     return Response(render(families), headers={"content-type": CONTENT_TYPE})

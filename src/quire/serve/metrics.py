@@ -184,15 +184,16 @@ def joined_families(each: Mapping[str, Sequence[Family]]) -> list[Family]:
     return list(joined.values())
 
 
-def body_families(bodies: BodyBudget) -> list[Family]:
-    """Return the metrics of request bodies. Does not mutate."""
+def body_families(name: str, held: BodyBudget) -> list[Family]:
+    """Return the metrics of request bodies, or of images, named "body" or "image". Does not mutate."""
+    kind = f"request {held.kind}"
     return [
-        gauge("quire_body_bytes", "Bytes held by request bodies.", bodies.held_bytes),
-        gauge("quire_body_bytes_max", "Maximum bytes held by request bodies.", bodies.max_bytes),
+        gauge(f"quire_{name}_bytes", f"Bytes held by {kind}.", held.held_bytes),
+        gauge(f"quire_{name}_bytes_max", f"Maximum bytes held by {kind}.", held.max_bytes),
         counter(
-            "quire_body_rejections_total",
-            "Requests refused because request bodies already held too many bytes.",
-            bodies.num_refused,
+            f"quire_{name}_rejections_total",
+            f"Requests refused because {kind} already held too many bytes.",
+            held.num_refused,
         ),
     ]
 

@@ -1,6 +1,6 @@
 """Services: the objects that endpoints work with.
 
-ServerServices   settings, tenants, hosts, bodies, counts of calls       one per server: `ModelSet.server`
+ServerServices   settings, tenants, hosts, bodies, images, counts of calls       one per server: `ModelSet.server`
 Services         these, and a model with its gate, metrics and live      one per model, found by `ModelSet`
 """
 
@@ -37,6 +37,7 @@ class ServerServices:
 
     config: ServerConfig
     bodies: BodyBudget
+    images: BodyBudget
     hosts: Hosts
     tenants: Tenants
     calls: CallMetrics
@@ -80,6 +81,7 @@ def make_server_services(config: ServerConfig, clock: Clock, disk_cache: str | N
     return ServerServices(
         config=config,
         bodies=BodyBudget(config.max_bodies_bytes, config.max_bodies_bytes_per_key),
+        images=BodyBudget(config.max_images_bytes, config.max_images_bytes_per_key, "images"),
         hosts=make_hosts(config),
         tenants=tenants,
         calls=CallMetrics(),

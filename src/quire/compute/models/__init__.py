@@ -23,6 +23,8 @@ from quire.compute.models.pooling import DenseStep, dense_steps, longest_text
 from quire.compute.models.refusals import family_refusal
 from quire.compute.models.rope import rope_notices
 from quire.compute.models.source import ModelSource
+from quire.compute.models.vision import read_vision
+from quire.compute.models.vision.spec import VisionSpec
 from quire.compute.quantized.methods import quantization_of
 from quire.core.errors import CheckpointError
 
@@ -66,7 +68,9 @@ FAMILIES: Final = MappingProxyType(
         "HunYuanDenseV1ForCausalLM": "quire.compute.models.hunyuan",
         "Lfm2ForCausalLM": "quire.compute.models.lfm2",
         "Lfm2MoeForCausalLM": "quire.compute.models.lfm2_moe",
+        "Idefics3ForConditionalGeneration": "quire.compute.models.idefics3",
         "LlamaForCausalLM": "quire.compute.models.llama",
+        "LlavaForConditionalGeneration": "quire.compute.models.llava",
         "MiniCPM3ForCausalLM": "quire.compute.models.minicpm3",
         "MPNetModel": "quire.compute.models.mpnet",
         "Ministral3ForCausalLM": "quire.compute.models.ministral3",
@@ -100,6 +104,7 @@ FAMILIES: Final = MappingProxyType(
         "RobertaModel": "quire.compute.models.xlm_roberta",
         "SeedOssForCausalLM": "quire.compute.models.seed_oss",
         "SmolLM3ForCausalLM": "quire.compute.models.smollm3",
+        "SmolVLMForConditionalGeneration": "quire.compute.models.idefics3",
         "StableLmForCausalLM": "quire.compute.models.stablelm",
         "Starcoder2ForCausalLM": "quire.compute.models.starcoder2",
         "XLMRobertaModel": "quire.compute.models.xlm_roberta",
@@ -122,7 +127,7 @@ class ModelDescription:
     smaller model that guesses tokens for this one. `adapters`: the adapters that requests may name, by name. `labels`:
     of a model that classifies texts. `generates`: whether the model can continue a text. `dense`: the layers after the
     pooling of vectors. `longest_text`: the makers' limit of the tokens of a text; None: the context. `suppressed`: the
-    tokens that no text may have.
+    tokens that no text may have. `vision`: its encoder of images; None: it reads text only.
     """
 
     source: ModelSource
@@ -140,6 +145,7 @@ class ModelDescription:
     dense: tuple[DenseStep, ...] = ()
     longest_text: int | None = None
     suppressed: tuple[int, ...] = ()
+    vision: VisionSpec | None = None
 
     @property
     def vector_size(self) -> int:
@@ -179,8 +185,9 @@ def read_model(source: ModelSource, max_length: int | None = None) -> ModelDescr
         generation = ConfigFile.read(source, GENERATION_CONFIG_FILE)
     head = head_of(_family(architecture), config) if classifies and spec.attention.bidirectional else None
     dtype, quantization = _dtype(config), quantization_of(config)
-    reads_images = config.is_set("text_config") or config.is_set("vision_config")
-    notices = (TEXT_ONLY,) if reads_images else rope_notices(config, max_length)
+    vision = read_vision(_family(architecture), config, source, spec)
+    is_part = vision is None and (config.is_set("text_config") or config.is_set("vision_config"))
+    notices = (TEXT_ONLY,) if is_part else rope_notices(config, max_length)
     notices += (ENCODER,) if spec.attention.bidirectional else ()
     return ModelDescription(
         source=source,
@@ -196,6 +203,7 @@ def read_model(source: ModelSource, max_length: int | None = None) -> ModelDescr
         dense=() if classifies else tuple(dense_steps(source, spec.hidden_size)),
         longest_text=longest_text(source) if spec.attention.bidirectional and not classifies else None,
         suppressed=_suppressed(generation, spec.vocab_size),
+        vision=vision,
     )
 
 

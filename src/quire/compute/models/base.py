@@ -30,7 +30,8 @@ With `layer_inputs`, a layer then adds what it makes of its own input for each t
     ─┬─ INPUT_GATE, activation, × input of the layer ─ INPUT_OUTPUT ─ AFTER_INPUT_NORM ─ + ─ × LAYER_SCALE ─► next layer
      └───────────────────────────────────────────────────────────────────────────────────┘
 
-An encoder is such a model too: its attention is `bidirectional`, and its head is never used.
+An encoder is such a model too: its attention is `bidirectional`, and its head is never used. That of images has no
+vocabulary: all its rows are given.
 
 The spec declares only what the reference decoder interprets; a new family adds a field together with its
 interpretation.
@@ -102,6 +103,7 @@ class LayerSpec:
 class DecoderSpec:
     """A decoder-only or an encoder-only model.
 
+    - `vocab_size` 0: the model has no embedding, and computes given rows only.
     - `norm_before`, `norm_after`, `norm_joined`: norms before each sublayer, on its output (before it
       is added to the residual stream), and on the residual stream after that; in any combination.
     - `parallel`: attention and MLP read the same residual stream; with `shared_norm` also through the same norm.
@@ -205,6 +207,10 @@ class DecoderSpec:
         late = {name: replace(getattr(self, name), num_late=1 + num_tokens) for name in names}
         return replace(self, **late)
 
+    def with_layers(self, count: int) -> DecoderSpec:
+        """Return the spec with its first layers only."""
+        return replace(self, layers=self.layers[:count])
+
     @property
     def first_reader(self) -> int:
         """The first of the last layers that all store nothing: they may compute wanted tokens only."""
@@ -222,7 +228,7 @@ class DecoderSpec:
     def model_parts(self) -> dict[Part, PartShape]:
         """Return the parts of the model outside of layers."""
         row = self.embedding_size or self.hidden_size
-        parts = {Part.EMBEDDING: PartShape((self.vocab_size, row))}
+        parts = {Part.EMBEDDING: PartShape((self.vocab_size, row))} if self.vocab_size else {}
         if self.embedding_size is not None:
             parts[Part.EMBEDDING_IN] = PartShape((self.hidden_size, row))
             parts[Part.EMBEDDING_OUT] = PartShape((row, self.hidden_size))

@@ -26,6 +26,7 @@ class Activation(Enum):
     SILU = "silu"
     GELU = "gelu"  # exact, by the error function
     GELU_TANH = "gelu_tanh"
+    QUICK_GELU = "quick_gelu"  # x × sigmoid(1.702 x)
     RELU = "relu"
     RELU_SQUARED = "relu_squared"
     CLAMPED_SWIGLU = "clamped_swiglu"  # x × sigmoid(1.702 x) of x = min(gate, 7), times up clamped to ±7, plus 1

@@ -13,6 +13,7 @@ from quire.compute.models import ModelDescription
 from quire.compute.models.base import DecoderSpec
 from quire.compute.models.distances import num_distances
 from quire.compute.models.parts import Part
+from quire.compute.native.images import native_memory
 from quire.compute.native.load import (
     NativeSettings,
     activation_bytes,
@@ -21,6 +22,7 @@ from quire.compute.native.load import (
     kernels_for,
     load_parts,
 )
+from quire.compute.vision.weights import vision_bytes
 from quire.compute.weights.codes import coded_row_bytes, in_groups
 from quire.compute.weights.decoder_weights import NUMBER_BYTES, kept_type, weight_bytes
 from quire.core.config import ResolvedConfig
@@ -76,9 +78,12 @@ class NativeBackend:
             instruction_set=kernels_for(None).name,
             num_threads=settings.num_threads,
             kv_spec=block_spec(model, settings),
-            weight_bytes=sum(_weight_bytes(each, dtype, config) for each in models) + model.scorer_bytes,
+            weight_bytes=sum(_weight_bytes(each, dtype, config) for each in models)
+            + model.scorer_bytes
+            + (0 if model.vision is None else vision_bytes(model.vision, dtype, _kept(model))),
             activation_bytes=activation_bytes(model.spec, settings)
-            + sum(activation_bytes(each.spec, settings.of_draft()) for each in models[1:]),
+            + sum(activation_bytes(each.spec, settings.of_draft()) for each in models[1:])
+            + (0 if model.vision is None else native_memory(model.vision, dtype, settings.num_threads)),
             block_types=tuple(sorted(set(block_types.values()))),
             makes_vectors=True,
             adapter_bytes=adapter_bytes(model, config, dtype),
@@ -100,7 +105,11 @@ class NativeBackend:
 
 def _block_types(model: ModelDescription, config: ResolvedConfig) -> Mapping[str, str]:
     """Return the types of the matrices that keep their stored form, by name."""
-    return kept_blocks(model.source.block_types()) if config.weights == "auto" else {}
+    return _kept(model) if config.weights == "auto" else {}
+
+
+def _kept(model: ModelDescription) -> Mapping[str, str]:
+    return kept_blocks(model.source.block_types())
 
 
 def _weight_bytes(model: ModelDescription, dtype: str, config: ResolvedConfig) -> int:

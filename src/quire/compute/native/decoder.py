@@ -95,6 +95,15 @@ class NativeDecoder:
 
     def run(self, inputs: StepInputs, cache: CacheEngine) -> StepOutputs:
         """Compute one step. Mutates the slots of its tokens in the cache; the logits are valid until the next step."""
+        return self.run_layers(inputs, cache, range(len(self.spec.layers)))
+
+    @property
+    def layers_at_once(self) -> int:
+        """The layers to compute in one call, if there is other work between them."""
+        return 1
+
+    def run_layers(self, inputs: StepInputs, cache: CacheEngine, layers: range) -> StepOutputs:
+        """Compute some layers of a step, after a call with those before them; the outputs are of the last layer."""
         self._follow(cache)
         num_logits = len(inputs.logit_indices)
         if num_logits > len(self._logits):
@@ -120,6 +129,7 @@ class NativeDecoder:
             inputs.given_rows,
             inputs.coordinates,
             inputs.ends_seen,
+            layers=(layers.start, -1 if len(layers) == len(self.spec.layers) else layers.stop),
         )
         return StepOutputs(self._logits[:num_logits], finite, finite_logits, states[:, :size])
 
@@ -195,9 +205,9 @@ class NativeDecoder:
             self._cache = places
 
     def _set_model(self, parts: Parts) -> None:
-        if self.spec.tied_head:
+        if self.spec.tied_head and self.spec.vocab_size:
             self._set_matrix(Part.EMBEDDING, parts[Part.EMBEDDING], -1)
-        else:
+        elif self.spec.vocab_size:
             embedding = parts[Part.EMBEDDING]
             self._decoder.set_embedding(np.ascontiguousarray(embedding.weight), blocks=embedding.blocks)
         if Part.LAYER_EMBEDDING in parts:

@@ -14,6 +14,7 @@ from quire.compute.backend import LATENT_KV, DraftParts, WorkerParts
 from quire.compute.models import ModelDescription
 from quire.compute.models.base import DecoderSpec
 from quire.compute.native.decoder import PANEL_WIDTH, NativeDecoder
+from quire.compute.native.images import native_encoder
 from quire.compute.native.shape import decoder_shape
 from quire.compute.sampling.native import NativeSampler
 from quire.compute.weights.codes import in_groups
@@ -115,7 +116,7 @@ def load_parts(
     checkpoint = model.source.tensors()
     touch_threads = settings.num_threads if settings.touch_kv_memory == "start" else 0
     cache = CacheEngine(kv_spec, num_blocks=num_blocks, num_host_blocks=num_host_blocks, touch_threads=touch_threads)
-    parts = make_parts(model.spec, checkpoint, settings, cache, draft=model.draft, note_loaded=note_loaded)
+    parts = make_parts(model.spec, checkpoint, settings, cache, model=model, note_loaded=note_loaded)
     return replace(parts, eos_token_ids=frozenset(model.eos_token_ids))
 
 
@@ -133,10 +134,14 @@ def make_parts(
     settings: NativeSettings,
     cache: CacheEngine,
     *,
-    draft: ModelDescription | None = None,
+    model: ModelDescription | None = None,
     note_loaded: NoteLoaded | None = None,
 ) -> WorkerParts:
-    """Return the parts of a worker for a spec and its checkpoint, with KV memory of `block_spec`."""
+    """Return the parts of a worker for a spec and its checkpoint, with KV memory of `block_spec`.
+
+    `model`: the description with the spec, for its draft model and its encoder of images; None: it has neither.
+    """
+    draft, vision = (None, None) if model is None else (model.draft, model.vision)
     chosen = kernels_for(settings.instruction_set)
     team = _thread_team(settings.num_threads)
     weights, kept = in_groups(settings.weights), kept_blocks(checkpoint.block_types)
@@ -153,6 +158,9 @@ def make_parts(
         on_start=partial(runner.prepare_memory, cache, touches),
         adapters=runner,
         has_adapter=runner.has_adapter,
+        image_encoder=None
+        if vision is None
+        else native_encoder(vision, checkpoint, settings.dtype, kept, chosen, team),
     )
 
 

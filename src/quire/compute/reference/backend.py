@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from quire.compute.backend import LATENT_KV, BackendFacts, WorkerParts, adapter_bytes, needs_on_host
 from quire.compute.models import ModelDescription
 from quire.compute.models.base import DecoderSpec
+from quire.compute.reference.images import reference_memory
 from quire.compute.reference.load import block_spec, load_parts
+from quire.compute.vision.weights import vision_bytes
 from quire.compute.weights.codes import in_groups
 from quire.compute.weights.decoder_weights import weight_bytes
 from quire.compute.weights.int4 import KV_ROUNDINGS
@@ -50,8 +52,10 @@ class ReferenceBackend:
             num_threads=1,
             kv_spec=block_spec(model, config.block_size),
             weight_bytes=sum(weight_bytes(spec, weights=in_groups(config.weights)) for spec in specs)
-            + model.scorer_bytes,
-            activation_bytes=sum(_activation_bytes(spec, config) for spec in specs),
+            + model.scorer_bytes
+            + (0 if model.vision is None else vision_bytes(model.vision, "float32")),
+            activation_bytes=sum(_activation_bytes(spec, config) for spec in specs)
+            + (0 if model.vision is None else reference_memory(model.vision)),
             makes_vectors=True,
             adapter_bytes=adapter_bytes(model, config, "float32"),
         )

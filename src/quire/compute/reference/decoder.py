@@ -43,6 +43,7 @@ from quire.compute.weights.int4 import KV_ROUNDINGS
 from quire.compute.worker.cache_engine import CacheEngine, LayerCache
 from quire.compute.worker.key_centres import BLOCK, key_centres, num_blocks
 from quire.compute.worker.model_runner import StepInputs, StepOutputs
+from quire.core.errors import InvariantError
 
 
 class ReferenceDecoder:
@@ -72,6 +73,17 @@ class ReferenceDecoder:
         """The number of tokens of the model."""
         return self.spec.vocab_size
 
+    @property
+    def layers_at_once(self) -> int:
+        """The layers that one call computes."""
+        return len(self.spec.layers)
+
+    def run_layers(self, inputs: StepInputs, cache: CacheEngine, layers: range) -> StepOutputs:
+        """Compute one step of an encoder, which must be all its layers."""
+        if len(layers) != len(self.spec.layers):
+            raise InvariantError("the reference computes all layers at once")
+        return self.run(inputs, cache)
+
     def run(self, inputs: StepInputs, cache: CacheEngine) -> StepOutputs:
         """Compute one step. Mutates the slots of its tokens in the cache, and nothing else."""
         # A row that overflows is detected in the outputs and fails alone, so numpy need not warn.
@@ -97,11 +109,7 @@ class ReferenceDecoder:
         return StepOutputs(logits, finite, np.all(np.isfinite(logits), axis=1), hidden[inputs.state_indices])
 
     def _embed(self, inputs: StepInputs) -> FloatArray:
-        hidden = looked_up(self.weights.parts[Part.EMBEDDING], inputs.token_ids)
-        hidden = hidden * np.float32(self.spec.embedding_scale)
-        if len(inputs.given):
-            is_given = inputs.given >= 0
-            hidden[is_given] = inputs.given_rows[inputs.given[is_given]]
+        hidden = self._rows(inputs)
         if self.spec.embedding_size is not None:
             hidden = linear(hidden, self.weights.parts[Part.EMBEDDING_IN])
         if self.spec.token_types:
@@ -110,6 +118,17 @@ class ReferenceDecoder:
             rows = inputs.positions + self.spec.learned_positions
             hidden = hidden + self.weights.parts[Part.POSITIONS].weight[rows]
         return self._norm(hidden, self.weights.parts, Part.EMBEDDING_NORM)
+
+    def _rows(self, inputs: StepInputs) -> FloatArray:
+        """Return the embedding of each token, or the row that it has instead."""
+        if self.spec.vocab_size == 0:
+            rows: FloatArray = inputs.given_rows[inputs.given]
+            return rows
+        rows = looked_up(self.weights.parts[Part.EMBEDDING], inputs.token_ids) * np.float32(self.spec.embedding_scale)
+        if len(inputs.given):
+            is_given = inputs.given >= 0
+            rows[is_given] = inputs.given_rows[inputs.given[is_given]]
+        return rows
 
     def _token_types(self, inputs: StepInputs) -> IntArray:
         """Return the type of each token: 1 behind the first separator of its text."""
@@ -187,6 +206,8 @@ class ReferenceDecoder:
         return normalize(hidden, parts[part], self.spec.norm) if part in parts else hidden
 
     def _logits(self, hidden: FloatArray) -> FloatArray:
+        if self.spec.vocab_size == 0:
+            return np.zeros((0, 0), np.float32)
         if self.spec.embedding_size is not None:
             hidden = linear(hidden, self.weights.parts[Part.EMBEDDING_OUT])
         head = Part.EMBEDDING if self.spec.tied_head else Part.HEAD

@@ -6,6 +6,7 @@ from quire.compute.backend import DraftParts, WorkerParts
 from quire.compute.models import ModelDescription
 from quire.compute.reference.adapters import AdaptedDecoder
 from quire.compute.reference.decoder import ReferenceDecoder
+from quire.compute.reference.images import reference_encoder
 from quire.compute.sampling.reference import ReferenceSampler
 from quire.compute.weights.codes import in_groups
 from quire.compute.weights.decoder_weights import DecoderWeights
@@ -43,6 +44,7 @@ def load_parts(
         draft=_draft_parts(model, cache, weights, kv_dtype),
         adapters=runner,
         has_adapter=runner.has_adapter,
+        image_encoder=None if model.vision is None else reference_encoder(model.vision, model.source.tensors()),
     )
 
 

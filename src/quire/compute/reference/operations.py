@@ -27,7 +27,7 @@ from quire.compute.weights.decoder_weights import PartWeights
 from quire.compute.weights.quantize import quantized
 
 GELU_FACTOR: Final = np.float32(math.sqrt(2 / math.pi))
-SWIGLU_FACTOR: Final = np.float32(1.702)
+SIGMOID_FACTOR: Final = np.float32(1.702)
 SWIGLU_LIMIT: Final = np.float32(7)
 ERF: Final = np.vectorize(math.erf, otypes=[np.float64])
 
@@ -125,6 +125,8 @@ def activate(rows: FloatArray, activation: Activation) -> FloatArray:
         active = np.square(np.maximum(rows, np.float32(0)))
     elif activation is Activation.SILU:
         active = rows / (1 + exponential(-rows))
+    elif activation is Activation.QUICK_GELU:
+        active = rows / (1 + exponential(-SIGMOID_FACTOR * rows))
     elif activation is Activation.GELU:
         active = (rows * (0.5 + 0.5 * ERF(rows / math.sqrt(2)))).astype(np.float32)
     else:
@@ -137,7 +139,7 @@ def gated(gate: FloatArray, up: FloatArray, activation: Activation) -> FloatArra
     """Return activation(gate) × up, number by number."""
     if activation is Activation.CLAMPED_SWIGLU:
         gate, up = np.minimum(gate, SWIGLU_LIMIT), np.clip(up, -SWIGLU_LIMIT, SWIGLU_LIMIT) + np.float32(1)
-        return gate / (1 + exponential(-SWIGLU_FACTOR * gate)) * up
+        return activate(gate, Activation.QUICK_GELU) * up
     return activate(gate, activation) * up
 
 

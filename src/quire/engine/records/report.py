@@ -42,6 +42,7 @@ class EngineReport:
     disk_cache: str = ""
     has_host_cache: bool = False
     labels: tuple[str, ...] = ()
+    reads_images: bool = False
     replicas: str = "1"  # the number or range, for display
     num_replicas: int = 1  # the maximum, if the number follows the load
 

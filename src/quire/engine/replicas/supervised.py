@@ -41,8 +41,9 @@ from quire.engine.replicas.replica_set import ReplicaSet
 from quire.engine.replicas.settings import ONE_REPLICA, ReplicaSettings
 from quire.engine.replicas.shares import environment_of
 from quire.engine.streams import RequestStreams
+from quire.engine.text.chat_template import ChatOptions
 from quire.engine.text.output_processor import PreparedRequest
-from quire.engine.text.prompts import ChatOptions, Prompt
+from quire.engine.text.prompts import Prompt
 from quire.engine.text.tenant_pool import TenantPool
 from quire.routing.router import LEAST_LOADED, LEAST_WORK, Router
 

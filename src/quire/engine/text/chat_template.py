@@ -19,6 +19,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
@@ -33,6 +34,24 @@ MAX_DEPTH: Final = 64
 MAX_ARGUMENT_VALUES: Final = 1 << 15
 
 Message = dict[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatOptions:
+    """How a conversation becomes a prompt. `variables`: for the chat template; `template`: the name of another one.
+
+    `continue_final_message`: the answer continues the last message, and there is no generation prompt.
+    """
+
+    add_generation_prompt: bool = True
+    tools: Sequence[Mapping[str, object]] | None = None
+    variables: Mapping[str, object] | None = None
+    template: str = ""
+    continue_final_message: bool = False
+
+
+ANSWERED: Final = ChatOptions()
+"""The options of a conversation that the model answers."""
 
 
 class ChatTemplate:
@@ -110,8 +129,10 @@ def _bounded(pieces: Iterator[str]) -> Iterator[str]:
 # --- validation of a client's input --------------------------------------------------------------
 
 
-def validate_messages(messages: object) -> list[Message]:
+def validate_messages(messages: object, *, images: bool = False) -> list[Message]:
     """Return the messages as plain data: contents joined to one text, arguments parsed, without keys that are None.
+
+    With `images`, a content may have parts that stand for images: then it is a list of parts.
 
     >>> validate_messages([{"role": "user", "content": [{"type": "text", "text": "Hi"}], "name": None}])
     [{'role': 'user', 'content': 'Hi'}]
@@ -124,7 +145,7 @@ def validate_messages(messages: object) -> list[Message]:
         shown = f"{len(messages)} messages" if isinstance(messages, list | tuple) else messages
         raise InvalidRequestError("messages", shown, f"a list of 1 to {MAX_MESSAGES} messages")
     arguments = _Arguments()
-    return [_message(message, f"messages[{index}]", arguments) for index, message in enumerate(messages)]
+    return [_message(message, f"messages[{index}]", arguments, images) for index, message in enumerate(messages)]
 
 
 def validate_tools(tools: object) -> list[Message] | None:
@@ -173,7 +194,7 @@ class _Arguments:
         return plain_object(arguments, where)
 
 
-def _message(message: object, where: str, arguments: _Arguments) -> Message:
+def _message(message: object, where: str, arguments: _Arguments, images: bool) -> Message:
     plain = {key: value for key, value in plain_object(message, where).items() if value is not None}
     role = plain.get("role")
     if role not in ROLES:
@@ -183,17 +204,20 @@ def _message(message: object, where: str, arguments: _Arguments) -> Message:
     if role == "tool" and not (isinstance(plain.get("tool_call_id"), str) and plain["tool_call_id"]):
         raise InvalidRequestError(f"{where}.tool_call_id", plain.get("tool_call_id"), "the id of the call it answers")
     if "content" in plain or not (role == "assistant" and plain.get("tool_calls")):
-        plain["content"] = _content(plain.get("content"), f"{where}.content")
+        plain["content"] = _content(plain.get("content"), f"{where}.content", images)
     return plain
 
 
-def _content(content: object, where: str) -> str:
+def _content(content: object, where: str, images: bool) -> str | list[dict[str, str]]:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
         raise InvalidRequestError(where, content, "a string, or a list of text parts")
-    texts = []
+    texts, parts = list[str](), list[dict[str, str]]()
     for index, part in enumerate(content):
+        if images and isinstance(part, dict) and part.get("type") == "image":
+            parts.append({"type": "image"})
+            continue
         if not isinstance(part, dict) or part.get("type") != "text":
             kind = part.get("type") if isinstance(part, dict) else part
             raise InvalidRequestError(f"{where}[{index}].type", kind, "'text': other parts are not supported")
@@ -201,7 +225,8 @@ def _content(content: object, where: str) -> str:
         if not isinstance(text, str):
             raise InvalidRequestError(f"{where}[{index}].text", text, "a string")
         texts.append(text)
-    return "".join(texts)
+        parts.append({"type": "text", "text": text})
+    return "".join(texts) if len(texts) == len(parts) else parts
 
 
 def _tool_calls(calls: object, where: str, arguments: _Arguments) -> list[object]:

@@ -12,7 +12,7 @@ Several prompts are a list of these. Options of a call are fields of `SamplingPa
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final, cast
@@ -21,19 +21,21 @@ from quire.core.errors import InvalidRequestError, QuireError, shortened
 from quire.core.images import Image
 from quire.core.request import token_array
 from quire.core.sampling_params import MAX_BAD_WORD_TOKENS, SamplingParams
+from quire.engine.images.parts import PART_KEYS, SentImage, is_image, take_images
+from quire.engine.images.reader import ReadImage, placed, with_texts
 from quire.engine.near_names import keyword_meant_by
+from quire.engine.text.chat_template import ChatOptions, validate_messages, validate_tools
 from quire.engine.text.tokenizer import TEXT_BYTES_PER_TOKEN, Tokenizer
 
 Message = Mapping[str, object]
-Prompt = str | Sequence[int] | Mapping[str, Any] | Sequence[Message]
-"""One prompt, in one of the forms above."""
-
-Prompts = Prompt | Sequence[Prompt]
 
 FORMS: Final = 'a text, a list of token ids, {"prompt_token_ids": […]}, {"prompt": …} or a list of messages'
 CONVERSATIONS: Final = 'a list of messages such as {"role": "user", "content": "Hi"}, or a list of such lists'
 CHARACTERS_PER_TOKEN: Final = 4
 """An estimate for ASCII text; in other text each character counts as a token."""
+
+IMAGE_TOKENS: Final = 1_000
+"""An estimate for an image, before its size is known: models have 100 to 4,000 tokens for one."""
 
 SAMPLING_FIELDS: Final = frozenset(field.name for field in fields(SamplingParams))
 HUGGING_FACE_NAMES: Final = {
@@ -45,20 +47,6 @@ HUGGING_FACE_NAMES: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class ChatOptions:
-    """How a conversation becomes a prompt. `variables`: for the chat template; `template`: the name of another one.
-
-    `continue_final_message`: the answer continues the last message, and there is no generation prompt.
-    """
-
-    add_generation_prompt: bool = True
-    tools: Sequence[Message] | None = None
-    variables: Mapping[str, object] | None = None
-    template: str = ""
-    continue_final_message: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class Encoded:
     """The token ids of a prompt, its text if it was given as one, and its images."""
 
@@ -67,13 +55,21 @@ class Encoded:
     images: tuple[Image, ...] = ()
 
 
+Prompt = str | Sequence[int] | Mapping[str, Any] | Sequence[Message] | Encoded
+"""One prompt, in one of the forms above, or already as tokens."""
+
+Prompts = Prompt | Sequence[Prompt]
+Adapt = Callable[[list[dict[str, object]], list[dict[str, object]] | None], tuple[Any, Any]]
+"""Changes the messages and tools of a conversation for a chat template."""
+
+
 def split_prompts(prompts: Prompts) -> list[Prompt]:
     """Return the prompts as a list, also for a single one. Does not mutate.
 
     >>> split_prompts("one"), split_prompts([1, 2]), split_prompts(["one", [1, 2]])
     (['one'], [[1, 2]], ['one', [1, 2]])
     """
-    if isinstance(prompts, str | Mapping):
+    if isinstance(prompts, str | Mapping | Encoded):
         return [prompts]
     if isinstance(prompts, bytes | bytearray) or not isinstance(prompts, Sequence | array):
         raise InvalidRequestError("prompt", prompts, FORMS)
@@ -120,10 +116,10 @@ def is_message(value: object) -> bool:
     return isinstance(value, Mapping) and "role" in value
 
 
-def estimated_tokens(prompt: object, most: int) -> int:
+def estimated_tokens(prompt: object, most: int, *, images: bool = True) -> int:
     """Return an estimate of a prompt's tokens, without encoding it; at most `most`, which also limits the time.
 
-    Does not mutate.
+    An image counts as many tokens, whatever its size; `images`: there may be some. Does not mutate.
 
     >>> estimated_tokens("A block is a page.", 100), estimated_tokens([1, 2, 3], 100), estimated_tokens("a" * 999, 100)
     (5, 4, 100)
@@ -134,6 +130,8 @@ def estimated_tokens(prompt: object, most: int) -> int:
         num_tokens += 1
         if isinstance(each, str):
             num_tokens += len(each) // CHARACTERS_PER_TOKEN if each.isascii() else len(each)
+        elif images and isinstance(each, Mapping) and is_image(each) and each.keys() <= PART_KEYS:
+            num_tokens += IMAGE_TOKENS
         elif isinstance(each, Mapping):
             left += each.values()
         elif isinstance(each, list | tuple | array):
@@ -146,6 +144,8 @@ def estimated_tokens(prompt: object, most: int) -> int:
 
 def encode_prompt(prompt: Prompt, tokenizer: Tokenizer | None, chat: ChatOptions | None = None) -> Encoded:
     """Return the tokens of a prompt; raises `InvalidRequestError` if it is not a prompt. Does not mutate."""
+    if isinstance(prompt, Encoded):
+        return prompt
     if isinstance(prompt, Mapping):
         if set(prompt) == {"prompt_token_ids"}:
             return Encoded(None, token_array(prompt["prompt_token_ids"]))
@@ -161,8 +161,34 @@ def encode_prompt(prompt: Prompt, tokenizer: Tokenizer | None, chat: ChatOptions
     if not isinstance(prompt, Sequence | array):
         raise InvalidRequestError("prompt", prompt, FORMS)
     if len(prompt) and isinstance(prompt[0], Mapping):
-        return Encoded(None, _encode_chat(prompt, _required(tokenizer, "a conversation"), chat or ChatOptions()))
+        return encode_chat(prompt, _required(tokenizer, "a conversation"), chat or ChatOptions())
     return Encoded(None, token_array(cast(Sequence[int], prompt)))
+
+
+def encode_chat(
+    messages: Sequence[Any], tokenizer: Tokenizer, chat: ChatOptions, adapt: Adapt | None = None
+) -> Encoded:
+    """Return the tokens and images of a conversation; raises `InvalidRequestError`. Does not mutate."""
+    reader, sent = tokenizer.images, list[SentImage]()
+    with _encoding("messages"):
+        if reader is not None:
+            messages, sent = take_images(messages)
+        if adapt is not None:
+            valid = validate_messages(messages, images=reader is not None)
+            messages, tools = adapt(valid, validate_tools(chat.tools))
+            chat = replace(chat, tools=tools)
+        images = list[ReadImage]()
+
+        def write(rendered: str) -> str:
+            if reader is None or not sent:
+                return rendered
+            images.extend(reader.read(sent))
+            return with_texts(rendered, reader.marker, images)
+
+        ids = tokenizer.encode_chat(list(messages), chat, write)
+        if reader is None or not images:
+            return Encoded(None, token_array(ids))
+        return Encoded(None, *placed(ids, reader.placeholder, images, tokenizer.id_of))
 
 
 def with_options(sampling: SamplingParams, options: Mapping[str, Any]) -> SamplingParams:
@@ -241,19 +267,6 @@ def _required(tokenizer: Tokenizer | None, what: str) -> Tokenizer:
     if tokenizer is None:
         raise InvalidRequestError("prompt", what, "token ids, because this engine has no tokenizer")
     return tokenizer
-
-
-def _encode_chat(messages: Sequence[Any], tokenizer: Tokenizer, chat: ChatOptions) -> array[int]:
-    with _encoding("messages"):
-        ids = tokenizer.encode_chat(
-            list(messages),
-            add_generation_prompt=chat.add_generation_prompt,
-            tools=chat.tools,
-            template_variables=chat.variables,
-            template_name=chat.template,
-            continue_final_message=chat.continue_final_message,
-        )
-        return token_array(ids)
 
 
 @contextmanager

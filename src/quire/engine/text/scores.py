@@ -19,7 +19,8 @@ from typing import Final
 
 from quire.core.errors import InvalidRequestError
 from quire.core.pooling import INSTRUCTION, PAIR_TEMPLATE, vector_numbers
-from quire.engine.text.prompts import ChatOptions, Prompt
+from quire.engine.text.chat_template import ChatOptions
+from quire.engine.text.prompts import Prompt
 from quire.engine.text.tokenizer import Tokenizer
 
 JUDGE: Final = (

@@ -23,6 +23,8 @@ from quire.core.errors import CheckpointError, InvalidRequestError, RequestTooLa
 from quire.core.model_files import ModelFiles
 from quire.core.pooling import PAIR_TEMPLATE
 from quire.engine.text.chat_template import (
+    ANSWERED,
+    ChatOptions,
     ChatTemplate,
     plain_object,
     require_unicode,
@@ -30,6 +32,7 @@ from quire.engine.text.chat_template import (
     validate_tools,
 )
 from quire.engine.text.client_text import from_client
+from quire.engine.text.content_form import form_of, in_form
 from quire.engine.text.control_text import ControlText, ids_of
 from quire.engine.text.final_message import random_mark, up_to, with_end
 from quire.engine.text.library_panics import panics_as_errors
@@ -38,6 +41,8 @@ from quire.engine.text.tokenizer_files import read_library, read_settings, read_
 
 if TYPE_CHECKING:
     import tokenizers
+
+    from quire.engine.images.reader import ImageReader
 
 MAX_TEXT_BYTES: Final = 8 << 20
 TEXT_BYTES_PER_TOKEN: Final = 16
@@ -59,6 +64,14 @@ def _ids_end(library: tokenizers.Tokenizer) -> int:
     if None not in map(library.id_to_token, range(count)):
         return count  # as many tokens as ids, so no id is higher
     return max(library.get_vocab(with_added_tokens=True).values()) + 1
+
+
+def _make_special(library: tokenizers.Tokenizer, tokens: Sequence[str], where: str) -> None:
+    """Mark tokens of the vocabulary as special; raises `CheckpointError` if one is missing. Mutates the library."""
+    for token in tokens:
+        if library.token_to_id(token) is None:
+            raise CheckpointError(where, f"a tokenizer without {token}", "the token that stands for images")
+    library.add_special_tokens(list(tokens))
 
 
 def _cut_longer(ids: Sequence[list[int]], room: int) -> list[list[int]]:
@@ -85,15 +98,17 @@ class Tokenizer:
         templates: Mapping[str, ChatTemplate] | None = None,
         add_bos_token: bool = False,
         max_tokens: int | None = None,
+        images: ImageReader | None = None,
     ) -> None:
         """Wrap a tokenizer of the library; `templates` are by name, and "default" is for any conversation.
 
-        A text that cannot fit into `max_tokens` is refused without encoding it.
+        A text that cannot fit into `max_tokens` is refused without encoding it. `images`: for a model that reads them.
         """
         library.no_truncation()
         library.no_padding()
         self._library = library
         self._templates = dict(templates or {})
+        self.images = images
         added = library.get_added_tokens_decoder()
         self.vocab_size: int = _ids_end(library)
         """One more than the highest id; a model can have more ids."""
@@ -106,6 +121,9 @@ class Tokenizer:
         self._max_tokens = max_tokens
         self._max_bytes = min(MAX_TEXT_BYTES, TEXT_BYTES_PER_TOKEN * (max_tokens or MAX_TEXT_BYTES))
         self._control = ControlText(library)
+        self._forms = (
+            {} if images is None else {each: form_of(each, images.marker) for each in self._templates.values()}
+        )
 
     @classmethod
     def open(
@@ -115,11 +133,13 @@ class Tokenizer:
         vocab_size: int,
         max_tokens: int | None = None,
         now: Callable[[], datetime] = datetime.now,
+        images: ImageReader | None = None,
     ) -> Tokenizer:
         """Read the tokenizer of a model; `vocab_size` is the model's, `now` the clock of its chat template.
 
         `max_tokens` is the model's context length: a text that cannot fit into it is refused without encoding it.
-        Raises `CheckpointError` if a file is missing or broken, or if ids that the model lacks are in use.
+        `images`: for a model that reads them; its tokens become special, so that no client can write them. Raises
+        `CheckpointError` if a file is missing or broken, or if ids that the model lacks are in use.
         """
         settings = read_settings(files)
         named = {name: text for name in NAMED_TOKENS if (text := token_text_of(settings.get(name)))}
@@ -128,13 +148,20 @@ class Tokenizer:
         library.add_special_tokens(
             [text for text in named.values() if text not in added and library.token_to_id(text) is not None]
         )
+        if images is not None:
+            _make_special(library, images.tokens, files.name)
         templates = {
             name: ChatTemplate(source, named, where=f"{files.name}: chat template {name!r}", now=now)
             for name, source in read_templates(files, settings).items()
         }
         add_bos_token = settings.get("add_bos_token") is True
         tokenizer = cls(
-            library, named_tokens=named, templates=templates, add_bos_token=add_bos_token, max_tokens=max_tokens
+            library,
+            named_tokens=named,
+            templates=templates,
+            add_bos_token=add_bos_token,
+            max_tokens=max_tokens,
+            images=images,
         )
         if tokenizer.vocab_size > vocab_size and tokenizer._uses_beyond(vocab_size, named.values()):
             found = f"a tokenizer of {tokenizer.vocab_size} ids"
@@ -195,37 +222,41 @@ class Tokenizer:
     def encode_chat(
         self,
         messages: Sequence[Mapping[str, object]],
-        *,
-        add_generation_prompt: bool = True,
-        tools: Sequence[Mapping[str, object]] | None = None,
-        template_variables: Mapping[str, object] | None = None,
-        template_name: str = "",
-        continue_final_message: bool = False,
+        options: ChatOptions = ANSWERED,
+        write: Callable[[str], str] | None = None,
     ) -> list[int]:
         """Return the ids of a conversation, rendered by the model's chat template. Does not mutate.
 
-        `template_name`: the name of another template of the model. Only the template can write special tokens; in
-        messages, tools and variables they are ordinary text. `continue_final_message`: the ids end with the text of the
-        last message, the beginning of the model's answer.
+        Only the template can write special tokens; in messages, tools and variables they are ordinary text. With
+        `continue_final_message` the ids end with the text of the last message, the beginning of the model's answer.
+        `write`: changes the rendered text, whose characters have owners.
         """
-        conversation, plain_tools = validate_messages(messages), validate_tools(tools)
-        if template_name == PAIR_TEMPLATE and PAIR_TEMPLATE not in self._templates:
-            return self.encode_pair([str(message["content"]) for message in conversation])
-        variables = plain_object(template_variables or {}, "template_variables")
-        template = self._template(with_tools=plain_tools is not None, name=template_name)
-        end = random_mark() if continue_final_message else ""
-        if end:
-            conversation, add_generation_prompt = with_end(conversation, end), False
-        text = template.render(
-            [from_client(message) | {"role": message["role"]} for message in conversation],  # the role is from a list
-            tools=from_client(plain_tools),
-            add_generation_prompt=add_generation_prompt,
-            variables={name: from_client(value) for name, value in variables.items()},
-        )
-        text = up_to(text, end) if end else text
+        if options.template == PAIR_TEMPLATE and PAIR_TEMPLATE not in self._templates:
+            return self.encode_pair([str(message["content"]) for message in validate_messages(messages)])
+        text = self._rendered(messages, options)
+        text = text if write is None else write(text)
         self._require_short(text, "messages")
         require_unicode(text, "messages")
         return self._control.encode(text)
+
+    def _rendered(self, messages: Sequence[Mapping[str, object]], options: ChatOptions) -> str:
+        """Return the text of a conversation, with a marker for each image."""
+        conversation = validate_messages(messages, images=self.images is not None)
+        plain_tools = validate_tools(options.tools)
+        variables = plain_object(options.variables or {}, "template_variables")
+        template = self._template(with_tools=plain_tools is not None, name=options.template)
+        end = random_mark() if options.continue_final_message else ""
+        if end:
+            conversation = with_end(conversation, end)
+        if self.images is not None:
+            conversation = in_form(conversation, self._forms[template], self.images.marker)
+        text = template.render(
+            [from_client(message) | {"role": message["role"]} for message in conversation],  # the role is from a list
+            tools=from_client(plain_tools),
+            add_generation_prompt=options.add_generation_prompt and not end,
+            variables={name: from_client(value) for name, value in variables.items()},
+        )
+        return up_to(text, end) if end else text
 
     def encode_pair(self, texts: Sequence[str], max_tokens: int | None = None) -> list[int]:
         """Return the ids of two texts, joined as the tokenizer does it; special tokens in them are ordinary text.

@@ -13,7 +13,7 @@ from quire.serve.endpoints.line import answer_loaded, answer_text
 from quire.serve.messages_errors import MESSAGES_PATH
 from quire.serve.render.answer import json_answer
 from quire.serve.render.messages import MessageReply
-from quire.serve.run.prompts import conversation_ids
+from quire.serve.run.prompts import encoded_conversation
 from quire.serve.schemas.messages import CountTokensRequest, MessagesRequest, TokensCounted
 from quire.serve.services import Services
 from quire.serve.sse import EventStream
@@ -32,8 +32,8 @@ async def count_tokens(request: Request) -> Response:
 
 async def _counted(fields: CountTokensRequest, services: Services, context: RequestContext) -> Response:
     asked = conversation_of(fields, services)
-    ids = await conversation_ids(services, context, asked.messages, asked.options, asked.form)
-    return json_answer(TokensCounted(len(ids)))
+    prompt = await encoded_conversation(services, context, asked.messages, asked.options, asked.form)
+    return json_answer(TokensCounted(len(prompt.token_ids)))
 
 
 MESSAGES_ROUTES: Final = (

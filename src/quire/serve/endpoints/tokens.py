@@ -11,7 +11,7 @@ from quire.serve.context import RequestContext
 from quire.serve.endpoints.line import answer_loaded, require_ready
 from quire.serve.loading.model_set import ModelSet, names_for
 from quire.serve.render.answer import json_answer
-from quire.serve.run.prompts import conversation_ids, encoded, off_loop_if_long
+from quire.serve.run.prompts import encoded, encoded_conversation, off_loop_if_long
 from quire.serve.schemas.tokens import (
     DetokenizeAnswer,
     DetokenizeRequest,
@@ -36,7 +36,7 @@ async def _tokenized(fields: TokenizeRequest, services: Services, context: Reque
     if isinstance(given, str):
         token_ids = await encoded(services, context, tokenizer, given, add_special_tokens=special)
     else:
-        token_ids = await conversation_ids(services, context, *given)
+        token_ids = (await encoded_conversation(services, context, *given)).token_ids.tolist()
     max_model_len = services.model.limits.max_model_len
 
     def answer() -> Response:

@@ -28,8 +28,9 @@ from quire.engine.outputs import RequestDelta
 from quire.engine.records.live import ShowLive
 from quire.engine.records.report import EngineReport
 from quire.engine.records.stats import EngineStats, ModelState
+from quire.engine.text.chat_template import ChatOptions
 from quire.engine.text.output_processor import PreparedRequest
-from quire.engine.text.prompts import ChatOptions, Prompt
+from quire.engine.text.prompts import Prompt
 from quire.engine.text.tenant_pool import TenantPool
 from quire.engine.text.tokenizer import Tokenizer
 from quire.serve.model import SupervisedModel

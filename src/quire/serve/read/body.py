@@ -1,12 +1,14 @@
 """The body of a request: its limits, and how it is read. The server bounds both size and time.
 
 max_body_bytes = text or ids that fit the context, for each prompt + the other fields       never over `max_body`
+                 for a model that reads images: `max_image_body`
 max_values, max_numbers                                    its content, counted before it becomes objects
 """
 
 from __future__ import annotations
 
 import asyncio
+import sys
 from dataclasses import dataclass
 from typing import Final
 
@@ -57,8 +59,11 @@ class BodyLimits:
         prompt_bytes = context * (max(text_bytes, JSON_BYTES_PER_ID) if has_text else JSON_BYTES_PER_ID)
         fits = num_prompts * prompt_bytes + OTHER_FIELDS_BYTES
         why = f"a context of {context} tokens has no room for more"
-        if fits > config.max_body_bytes:
-            fits, why = config.max_body_bytes, "this server accepts no larger body (max_body)"
+        most, setting = config.max_body_bytes, "max_body"
+        if has_text and services.model.report.reads_images:
+            fits, most, setting = sys.maxsize, config.max_image_body_bytes, "max_image_body"
+        if fits > most:
+            fits, why = most, f"this server accepts no larger body ({setting})"
         many = "; send less at once" if num_prompts > 1 else "; send less"
         max_numbers = num_prompts * context + (limits.vocab_size if has_text else 0)  # prompt ids, allowed ids
         bounds = JsonBounds(max_numbers=max(context, min(max_numbers, MAX_NUMBERS)))

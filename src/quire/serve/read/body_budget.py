@@ -7,7 +7,8 @@
 The announced size is checked but not reserved, so a client that announces much and sends nothing takes no room from
 others. Received bytes are held until the request ends, because prompts and messages are needed until then. The first
 bytes of each body are free, so small requests still pass when large ones hold the whole budget; the number of
-connections bounds the sum of free bytes.
+connections bounds the sum of free bytes. A second budget counts the pixels of images, which are more than their bytes:
+a small image can become a dozen tiles.
 """
 
 from __future__ import annotations
@@ -27,9 +28,11 @@ RETRY_S: Final = 1.0
 class BodyBudget:
     """Counts the bytes of bodies. Use it in one event loop; all operations except `check` are O(1)."""
 
-    def __init__(self, max_bytes: int, max_tenant_bytes: int) -> None:
+    def __init__(self, max_bytes: int, max_tenant_bytes: int, kind: str = "bodies") -> None:
+        """Make a budget; `kind`: what is counted, in errors."""
         self.max_bytes = max_bytes
         self.max_tenant_bytes = max_tenant_bytes
+        self.kind = kind
         self._bodies: set[HeldBody] = set()
         self._held_of: Counter[str] = Counter()
         self.held_bytes = 0
@@ -51,10 +54,10 @@ class BodyBudget:
         has_share = self.max_tenant_bytes < self.max_bytes
         if has_share and self._held_of[tenant] + num_bytes > self.max_tenant_bytes:
             self.num_refused += 1
-            raise too_many_bytes_of_key(self.max_tenant_bytes, RETRY_S)
+            raise too_many_bytes_of_key(self.max_tenant_bytes, RETRY_S, self.kind)
         if self.held_bytes + num_bytes > self.max_bytes:
             self.num_refused += 1
-            raise too_many_bytes(self.max_bytes, RETRY_S)
+            raise too_many_bytes(self.max_bytes, RETRY_S, self.kind)
 
 
 class HeldBody:

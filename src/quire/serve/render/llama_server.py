@@ -131,6 +131,6 @@ def llama_props(services: Services, name: str) -> LlamaProps:
         chat_template="" if tokenizer is None else tokenizer.template_source(),
         bos_token=text_of(None if tokenizer is None else tokenizer.bos_token_id),
         eos_token=text_of(None if tokenizer is None else tokenizer.eos_token_id),
-        modalities={"vision": False, "audio": False},
+        modalities={"vision": model.report.reads_images, "audio": False},
         build_info=f"quire {quire.__version__}",
     )

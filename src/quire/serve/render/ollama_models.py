@@ -101,6 +101,7 @@ def shown_model(services: Services, model: ServedModel, name: str | None) -> Sho
     capabilities = {
         "completion": not model.config.one_step,
         "embedding": model.config.one_step or model.config.pooling != "auto",
+        "vision": report.reads_images,
         "insert": tokenizer is not None and infill_format(tokenizer) is not None,
         "tools": create_tool_format(config.tool_format, with_tools) is not None,
         "thinking": create_reasoning_format(config.reasoning_format, template) is not None,

@@ -10,8 +10,9 @@ from typing import Final, TypeVar, cast
 from quire.core.errors import InvalidRequestError
 from quire.core.sampling_params import SamplingParams
 from quire.core.validate import longest, longest_text
-from quire.engine.text.chat_template import validate_messages, validate_tools
-from quire.engine.text.prompts import ChatOptions, Message, Prompt, with_special
+from quire.engine.images.parts import has_images
+from quire.engine.text.chat_template import ChatOptions
+from quire.engine.text.prompts import Encoded, Message, Prompt, encode_chat, with_special
 from quire.engine.text.scores import AS_PAIR
 from quire.engine.text.tokenizer import TEXT_BYTES_PER_TOKEN, Tokenizer
 from quire.serve.answer_form import AnswerForm
@@ -74,15 +75,17 @@ async def _ready_conversation(
         cuts = request.chat == AS_PAIR and request.truncation is not None
         return ReadyPrompt(await _pair_ids(services, context, request, messages) if cuts else messages, sampling)
     is_plain = form is None or not (form.tools or form.adapt or sampling.grammar)
-    if is_plain and request.truncation is None and not request.cuts_output:
+    if is_plain and request.truncation is None and not (request.cuts_output or has_images(messages)):
         return ReadyPrompt(messages, sampling)
-    ids = await conversation_ids(services, context, messages, request.chat or ChatOptions(), form)
-    ids = truncated(ids, request, services)
+    whole = await encoded_conversation(services, context, messages, request.chat or ChatOptions(), form)
+    ids = truncated(whole.token_ids.tolist(), request, services)
+    if whole.images and len(ids) < len(whole.token_ids):
+        raise InvalidRequestError("messages", "a prompt with images", "a shorter prompt, because no image can be cut")
     if form is not None:
         sampling = replace(sampling, grammar=form.grammar(sampling.grammar, form.thinking(ids)))
     if request.cuts_output and len(ids) + (sampling.max_tokens or 0) > longest(services.model.limits):
         sampling = replace(sampling, max_tokens=None)  # as many as fit, which are fewer
-    return ReadyPrompt(ids, sampling)
+    return ReadyPrompt(whole if whole.images else ids, sampling)
 
 
 async def _pair_ids(
@@ -128,32 +131,34 @@ async def encoded(
     return await off_loop_if_long(services, context, encode)
 
 
-async def conversation_ids(
+async def encoded_conversation(
     services: Services,
     context: RequestContext,
     messages: Sequence[Message],
     options: ChatOptions,
     form: AnswerForm | None = None,
-) -> list[int]:
-    """Return the tokens of a conversation; a long one is rendered and encoded off the event loop."""
+) -> Encoded:
+    """Return the tokens of a conversation; a long one, or one with images, is encoded off the event loop."""
     tokenizer = services.model.tokenizer
     if tokenizer is None:
         raise InvalidRequestError("messages", "a conversation", "token ids, because this server has no tokenizer")
-
-    def encode() -> list[int]:
-        shown, tools = messages, options.tools
-        if form is not None and form.adapt is not None:
-            shown, tools = form.adapt(validate_messages(messages), validate_tools(tools))
-        return tokenizer.encode_chat(
-            shown,
-            add_generation_prompt=options.add_generation_prompt,
-            tools=tools,
-            template_variables=options.variables,
-            template_name=options.template,
-            continue_final_message=options.continue_final_message,
-        )
-
+    encode = partial(encode_chat, messages, tokenizer, options, None if form is None else form.adapt)
+    if has_images(messages):
+        prompt = await services.model.text_pool.run(context.tenant.name, encode)
+        _hold(services, context, sum(len(image.pixels) for image in prompt.images))
+        return prompt
     return await off_loop_if_long(services, context, encode)
+
+
+def _hold(services: Services, context: RequestContext, num_bytes: int) -> None:
+    """Count the pixels of a prompt's images until the request ends; raises if there is no room for them."""
+    most = services.config.max_images_bytes_per_key
+    if num_bytes > most:
+        allowed = f"images of at most {most:,} bytes (max_images); send fewer"
+        raise InvalidRequestError("messages", f"images that take {num_bytes:,} bytes", allowed)
+    if context.images is None:
+        context.images = services.images.open(context.tenant.name)
+    context.images.take(num_bytes)
 
 
 async def off_loop_if_long(services: Services, context: RequestContext, work: Callable[[], Result]) -> Result:

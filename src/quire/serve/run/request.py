@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from quire.core.errors import InvalidRequestError
 from quire.core.pooling import Pooling
 from quire.core.sampling_params import SamplingParams
-from quire.engine.text.prompts import ChatOptions, Prompt, estimated_tokens
+from quire.engine.text.chat_template import ChatOptions
+from quire.engine.text.prompts import Prompt, estimated_tokens
 from quire.serve.answer_form import AnswerForm
 
 
@@ -58,7 +59,8 @@ class GenerationRequest:
     def num_tokens(self, longest: int) -> int:
         """Return an estimate of the prompts' tokens, for the gate, at most `longest` for each. Does not mutate."""
         chat = self.chat
-        return sum(estimated_tokens(each if chat is None else [each, chat.tools], longest) for each in self.prompts)
+        shared = 0 if chat is None else 1 + estimated_tokens(chat.tools, longest, images=False)
+        return sum(min(longest, estimated_tokens(each, longest) + shared) for each in self.prompts)
 
 
 class RefusedPrompt(Exception):

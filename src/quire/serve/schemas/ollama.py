@@ -135,6 +135,7 @@ class OllamaGenerateRequest(OllamaFields, kw_only=True, forbid_unknown_fields=Tr
     suffix: str | None = None
     system: str | None = None
     raw: bool | None = None
+    images: list[str] | None = None
 
 
 class CalledFunction(msgspec.Struct, frozen=True):

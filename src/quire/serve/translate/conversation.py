@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from quire.core.errors import InvalidRequestError
-from quire.engine.text.prompts import ChatOptions
+from quire.engine.text.chat_template import ChatOptions
 from quire.engine.text.tokenizer import Tokenizer
 from quire.serve.answer_form import AnswerForm
 from quire.serve.errors import unsupported
@@ -63,6 +63,13 @@ def with_ending(
         add_generation_prompt=add_generation_prompt is not False and not continue_final_message,
         continue_final_message=bool(continue_final_message),
     )
+
+
+def image_part(data: object, where: str) -> dict[str, Any]:
+    """Return the part of a content for an image, a data URL or base64; errors will name `where`."""
+    if not isinstance(data, str) or not data:
+        raise InvalidRequestError(where, data, "an image as base64")
+    return {"type": "image", "image": data, "where": where}
 
 
 def begun_by(form: AnswerForm | None, messages: Sequence[Mapping[str, Any]]) -> AnswerForm | None:

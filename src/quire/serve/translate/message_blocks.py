@@ -21,11 +21,13 @@ from quire.engine.text.chat_template import plain_object
 from quire.serve.errors import unsupported
 from quire.serve.schemas.messages import MessagesRequest, WantedTool
 from quire.serve.tools.base import ToolChoice
+from quire.serve.translate.conversation import image_part
 from quire.serve.translate.tools import tool_choice_of
 
 ROLES: Final = ("user", "assistant", "system")
 KEYS: Final = {
     "text": frozenset({"cache_control", "citations", "text", "type"}),
+    "image": frozenset({"cache_control", "source", "type"}),
     "thinking": frozenset({"signature", "thinking", "type"}),
     "redacted_thinking": frozenset({"data", "type"}),
     "tool_use": frozenset({"cache_control", "caller", "id", "input", "name", "toolset_name", "type"}),
@@ -41,7 +43,7 @@ ALLOWED: Final = {
     "assistant": ("text", "thinking", "redacted_thinking", "tool_use"),
     "system": TEXT_ONLY,
 }
-"""The types of the blocks of each role."""
+"""The types of the blocks of each role; for a model that reads images, also images of the user and in results."""
 
 TOOL_KEYS: Final = frozenset(
     {"allowed_callers", "cache_control", "defer_loading", "description", "eager_input_streaming", "input_examples"}
@@ -55,8 +57,8 @@ Block = tuple[str, dict[str, Any]]
 """A block and its place in the request."""
 
 
-def messages_of(fields: MessagesRequest) -> list[Message]:
-    """Return the conversation of a request: the system prompt first. Does not mutate.
+def messages_of(fields: MessagesRequest, *, images: bool = False) -> list[Message]:
+    """Return the conversation of a request: the system prompt first; `images`: the model reads them. Does not mutate.
 
     >>> request = MessagesRequest(messages=[{"role": "user", "content": "Hi"}], system="Be brief.", max_tokens=1)
     >>> messages_of(request)
@@ -65,13 +67,13 @@ def messages_of(fields: MessagesRequest) -> list[Message]:
     if not fields.messages:
         raise InvalidRequestError("messages", fields.messages, "at least one message")
     system, found, calls = _system(fields.system), list[Message](), set[str]()
-    for role, blocks in _turns(fields.messages):
+    for role, blocks in _turns(fields.messages, images):
         match role:
             case "assistant":
                 message, calls = _assistant(blocks)
                 found.append(message)
             case "user":
-                found += _user(blocks, calls)
+                found += _user(blocks, calls, images)
             case _:
                 system += blocks
     last = len(fields.messages) - 1
@@ -120,12 +122,12 @@ def _system(system: str | Sequence[dict[str, Any]] | None) -> list[Block]:
     return [(where, block) for where, block in blocks if not _text(where, block).startswith(ATTRIBUTION)]
 
 
-def _turns(messages: Sequence[Message]) -> Iterator[tuple[str, list[Block]]]:
+def _turns(messages: Sequence[Message], images: bool) -> Iterator[tuple[str, list[Block]]]:
     """Yield the role and the blocks of each turn; a later system message is part of the user's turn."""
     roles = [_role(message, f"messages[{index}]") for index, message in enumerate(messages)]
     turns = groupby(range(len(messages)), lambda index: "user" if index and roles[index] == "system" else roles[index])
     for role, indices in turns:
-        yield role, [block for index in indices for block in _content(messages[index], f"messages[{index}]")]
+        yield role, [block for index in indices for block in _content(messages[index], f"messages[{index}]", images)]
 
 
 def _role(message: Message, where: str) -> str:
@@ -136,11 +138,12 @@ def _role(message: Message, where: str) -> str:
     return str(role)
 
 
-def _content(message: Message, where: str) -> list[Block]:
+def _content(message: Message, where: str, images: bool) -> list[Block]:
     content, place = message.get("content"), f"{where}.content"
     if isinstance(content, str):
         return [(place, {"type": "text", "text": content})]
-    return _blocks(content, ALLOWED[message["role"]], place)
+    kinds = ALLOWED[message["role"]]
+    return _blocks(content, (*kinds, "image") if images and message["role"] == "user" else kinds, place)
 
 
 def _blocks(content: object, kinds: Sequence[str], where: str, variant: str = "") -> list[Block]:
@@ -160,7 +163,8 @@ def _blocks(content: object, kinds: Sequence[str], where: str, variant: str = ""
             raise InvalidRequestError(place, block, "a content block: an object with a type")
         if kind not in kinds:
             name = f"{variant or where}[{index}].{shortened(kind) if kind.isidentifier() else 'type'}"
-            raise unsupported(name, f"this server supports text only; allowed here: {', '.join(kinds)}")
+            only = "text and images" if "image" in kinds else "text"
+            raise unsupported(name, f"this server supports {only} only; allowed here: {', '.join(kinds)}")
         _require_known(block, KEYS[kind], place)
         found.append((place, block))
     return found
@@ -172,11 +176,11 @@ def _require_known(value: dict[str, Any], known: frozenset[str], where: str) -> 
             raise InvalidRequestError(f"{where}.{key[:80]}", value[key], f"one of {', '.join(sorted(known))}")
 
 
-def _user(blocks: Sequence[Block], calls: set[str]) -> list[Message]:
+def _user(blocks: Sequence[Block], calls: set[str], images: bool) -> list[Message]:
     """Return the messages of a turn: results come first, directly after their calls. Mutates `calls`: the open ones."""
     results, texts = [], []
     for where, block in blocks:
-        if block["type"] == "text":
+        if block["type"] in ("text", "image"):
             texts.append((where, block))
             continue
         call_id, content = block.get("tool_use_id"), block.get("content")
@@ -185,11 +189,12 @@ def _user(blocks: Sequence[Block], calls: set[str]) -> list[Message]:
             raise InvalidRequestError(f"{where}.tool_use_id", call_id, allowed)
         calls.remove(call_id)
         if content is None or isinstance(content, str):
-            text = content or ""
+            found: object = content or ""
         else:
-            text = _joined(_blocks(content, RESULT, f"{where}.content", f"{where}.tool_result.content"))
-        results.append({"role": "tool", "tool_call_id": call_id, "content": text})
-    return [*results, {"role": "user", "content": _joined(texts)}] if texts or not results else results
+            kinds = (*RESULT, "image") if images else RESULT
+            found = _with_images(_blocks(content, kinds, f"{where}.content", f"{where}.tool_result.content"))
+        results.append({"role": "tool", "tool_call_id": call_id, "content": found})
+    return [*results, {"role": "user", "content": _with_images(texts)}] if texts or not results else results
 
 
 def _assistant(blocks: Sequence[Block]) -> tuple[Message, set[str]]:
@@ -220,6 +225,25 @@ def _call(block: dict[str, Any], where: str) -> Message:
     arguments = plain_object(block.get("input"), f"{where}.input")
     function = {"name": _required_text(block, "name", where), "arguments": arguments}
     return {"id": _required_text(block, "id", where), "type": "function", "function": function}
+
+
+def _with_images(blocks: Sequence[Block]) -> str | list[Message]:
+    """Return the text of blocks, or the parts of a content if there are images among them."""
+    if not any(block["type"] == "image" for _, block in blocks):
+        return _joined(blocks)
+    parts = list[Message]()
+    for is_image, group in groupby(blocks, lambda each: each[1]["type"] == "image"):
+        run = list(group)
+        parts += [_image(*each) for each in run] if is_image else [{"type": "text", "text": _joined(run)}]
+    return parts
+
+
+def _image(where: str, block: dict[str, Any]) -> Message:
+    source = block.get("source")
+    if not isinstance(source, dict) or source.get("type") != "base64":
+        found = source.get("type") if isinstance(source, dict) else source
+        raise InvalidRequestError(f"{where}.source.type", found, "base64: this server fetches no images")
+    return image_part(source.get("data"), f"{where}.source.data")
 
 
 def _joined(blocks: Sequence[Block]) -> str:

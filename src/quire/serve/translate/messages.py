@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from quire.engine.text.prompts import ChatOptions
+from quire.engine.text.chat_template import ChatOptions
 from quire.engine.text.tokenizer import Tokenizer
 from quire.serve.answer_form import AnswerForm
 from quire.serve.errors import unsupported
@@ -62,7 +62,8 @@ def messages_request(fields: MessagesRequest, services: Services) -> GenerationR
 def conversation_of(fields: MessagesRequest, services: Services) -> Conversation:
     """Return the conversation of a request; raises if a field is not valid. Does not mutate."""
     tokenizer, choice = services.model.tokenizer, message_tools(fields)
-    messages, form = messages_of(fields), answer_form(services.config, tokenizer, choice)
+    messages = messages_of(fields, images=services.model.report.reads_images)
+    form = answer_form(services.config, tokenizer, choice)
     options = chat_options(tokenizer, _variables(fields, tokenizer), tools=choice.shown)
     continues = fields.messages[-1]["role"] == "assistant"  # Anthropic's API has no field that asks for it
     return Conversation(

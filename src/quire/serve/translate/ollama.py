@@ -19,7 +19,8 @@ from msgspec.structs import replace as replace_fields
 from quire.core.errors import InvalidRequestError
 from quire.core.grammar import Grammar
 from quire.core.sampling_params import SamplingParams
-from quire.engine.text.prompts import ChatOptions, Prompt
+from quire.engine.text.chat_template import ChatOptions
+from quire.engine.text.prompts import Prompt
 from quire.serve.answer_form import AnswerForm
 from quire.serve.errors import unsupported
 from quire.serve.loading.keep_alive import keep_alive_s
@@ -38,7 +39,7 @@ from quire.serve.translate.chat import num_logprobs
 from quire.serve.translate.conversation import SWITCHES, begun_by, chat_options, with_ending
 from quire.serve.translate.grammar import Held, held_to_schema
 from quire.serve.translate.infill import ended_by, required_infill
-from quire.serve.translate.ollama_messages import messages_of
+from quire.serve.translate.ollama_messages import TEXT_ONLY, messages_of, with_images
 from quire.serve.translate.sampling import with_penalty_window
 from quire.serve.translate.tools import answer_form, tool_choice_of
 
@@ -57,14 +58,14 @@ RANDOM_SEED: Final = -1
 
 def ollama_chat_request(fields: OllamaChatRequest, services: Services) -> GenerationRequest:
     """Return the engine's request for a chat; raises if a field is not valid. Does not mutate."""
-    messages = messages_of(fields.messages or [])
+    messages = messages_of(fields.messages or [], images=services.model.report.reads_images)
     return _conversation(fields, services, messages, fields.tools, "messages")
 
 
 def ollama_generate_request(fields: OllamaGenerateRequest, services: Services) -> GenerationRequest:
     """Return the engine's request for a text; raises if a field is not valid. Does not mutate."""
     if fields.raw or fields.suffix:
-        for name in ("system", "think"):
+        for name in ("images", "system", "think"):
             if getattr(fields, name):
                 raise unsupported(name, "a raw prompt, or one with a suffix, has no chat template")
     if fields.suffix:
@@ -73,7 +74,12 @@ def ollama_generate_request(fields: OllamaGenerateRequest, services: Services) -
         return replace(request, sampling=ended_by(request.sampling, infill))
     if fields.raw:
         return _request(fields, services, fields.prompt or None, "prompt")
-    messages = [{"role": "user", "content": fields.prompt}] if fields.prompt else []
+    asked: dict[str, Any] = {"role": "user", "content": fields.prompt or ""}
+    if fields.images:
+        if not services.model.report.reads_images:
+            raise unsupported("images", TEXT_ONLY)
+        asked["content"] = with_images(fields.images, asked["content"], "images")
+    messages = [asked] if asked["content"] else []
     if messages and fields.system:
         messages.insert(0, {"role": "system", "content": fields.system})
     return _conversation(fields, services, messages, None, "prompt")
@@ -85,7 +91,7 @@ def asks_nothing(fields: OllamaFields) -> bool:
         case OllamaChatRequest():
             return not fields.messages
         case OllamaGenerateRequest():
-            return not (fields.prompt or fields.suffix)
+            return not (fields.prompt or fields.suffix or fields.images)
     return False
 
 

@@ -12,13 +12,15 @@ from typing import Any, Final
 from quire.core.errors import InvalidRequestError
 from quire.serve.errors import unsupported
 from quire.serve.tools.base import MAX_CALLS
+from quire.serve.translate.conversation import image_part
 
+TEXT_ONLY: Final = "this server supports text only"
 UNASKED: Final = "call00000"
 """The id of a result whose call is not in the conversation."""
 
 
-def messages_of(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the messages in chat's form; raises for a message with images. Does not mutate.
+def messages_of(messages: list[dict[str, Any]], *, images: bool = False) -> list[dict[str, Any]]:
+    """Return the messages in chat's form; raises for one with images unless the model reads `images`. Does not mutate.
 
     >>> call = {"function": {"name": "now", "arguments": {}}}
     >>> result = messages_of([{"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "12:00"}])
@@ -29,7 +31,9 @@ def messages_of(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for index, message in enumerate(messages):
         converted = {key: value for key, value in message.items() if key not in ("images", "thinking", "tool_name")}
         if message.get("images"):
-            raise unsupported(f"messages[{index}].images", "this server supports text only")
+            if not images:
+                raise unsupported(f"messages[{index}].images", TEXT_ONLY)
+            converted["content"] = with_images(message["images"], message.get("content"), f"messages[{index}].images")
         if message.get("thinking"):
             converted["reasoning_content"] = message["thinking"]
         if message.get("tool_calls"):
@@ -46,6 +50,14 @@ def messages_of(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
             converted["tool_call_id"] = message.get("tool_call_id") or answered[0]
         found.append(converted)
     return found
+
+
+def with_images(images: object, text: object, where: str) -> list[dict[str, Any]]:
+    """Return the parts of a content: images, then the text. Does not mutate."""
+    if not isinstance(images, list) or not isinstance(text or "", str):
+        raise InvalidRequestError(where, images, "a list of images as base64, with a text as content")
+    parts = [image_part(image, f"{where}[{index}]") for index, image in enumerate(images)]
+    return [*parts, {"type": "text", "text": text}] if text else parts
 
 
 def _calls(calls: object, where: str, num_before: int) -> list[dict[str, Any]]:

@@ -6,12 +6,14 @@ some require that user and assistant alternate. Programs such as Codex send seve
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Any, Final, cast
 
 from quire.core.errors import InvalidRequestError
 from quire.serve.errors import unsupported
 from quire.serve.schemas.responses import ResponseRequest
 from quire.serve.tools.base import full_name
+from quire.serve.translate.conversation import image_part
 
 TEXT_PARTS: Final = ("input_text", "output_text", "text")
 NO_IMAGE: Final = "(an image, left out because this model reads text only)"
@@ -24,19 +26,20 @@ KEYS: Final = {
 """The supported keys of items, by type."""
 
 Message = dict[str, Any]
+Content = str | list[Message]
 
 
-def messages_of(fields: ResponseRequest) -> list[Message]:
+def messages_of(fields: ResponseRequest, *, images: bool = False) -> list[Message]:
     """Return the conversation of a request: the instructions first, as a system message. Does not mutate.
 
     Reasoning, text and calls in a row become one message, as the model wrote them; texts of others, one with several
-    lines.
+    lines. `images`: the model reads them.
 
     >>> messages_of(ResponseRequest(input="Hi", instructions="Be brief."))
     [{'role': 'system', 'content': 'Be brief.'}, {'role': 'user', 'content': 'Hi'}]
     """
     messages: list[Message] = []
-    lines: dict[int, list[str]] = {}  # of messages made from several items, joined once: thousands may follow
+    lines: dict[int, list[Content]] = {}  # of messages made from several items, joined once: thousands may follow
     if fields.instructions:
         messages.append({"role": "system", "content": fields.instructions})
     if isinstance(fields.input, str):
@@ -44,7 +47,7 @@ def messages_of(fields: ResponseRequest) -> list[Message]:
     if not fields.input:
         raise InvalidRequestError("input", fields.input, "a text, or at least one message")
     for index, item in enumerate(fields.input):
-        message = _message(item, f"input[{index}]")
+        message = _message(item, f"input[{index}]", images)
         if messages and _same_speaker(message, messages[-1]):
             lines.setdefault(len(messages) - 1, [messages[-1]["content"]]).append(message["content"])
         elif messages and _belongs_to(message, messages[-1]):
@@ -53,8 +56,8 @@ def messages_of(fields: ResponseRequest) -> list[Message]:
             messages[-1] |= message | ({"tool_calls": calls} if calls else {})
         else:
             messages.append(message)
-    for index, texts in lines.items():
-        messages[index]["content"] = "\n".join(texts)
+    for index, contents in lines.items():
+        messages[index]["content"] = _joined(contents, "\n")
     return [
         message if "content" in message or "tool_calls" in message else message | {"content": ""}
         for message in messages
@@ -76,7 +79,7 @@ def _belongs_to(message: Message, last: Message) -> bool:
     return "content" in message and last.keys() == {"role", "reasoning_content"}
 
 
-def _message(item: dict[str, Any], where: str) -> Message:
+def _message(item: dict[str, Any], where: str, images: bool) -> Message:
     """Return the message, or part of a message, of an input item."""
     kind = item.get("type", "message")
     if not isinstance(kind, str) or kind not in KEYS:
@@ -90,14 +93,14 @@ def _message(item: dict[str, Any], where: str) -> Message:
         return {
             "role": "tool",
             "tool_call_id": _named(item, "call_id", where),
-            "content": _result(item.get("output"), f"{where}.output"),
+            "content": _result(item.get("output"), f"{where}.output", images),
         }
     if kind == "reasoning":
         return {"role": "assistant", "reasoning_content": _thought(item.get("content"), f"{where}.content")}
     role = item.get("role")
     if role not in ("user", "assistant", "system", "developer"):
         raise InvalidRequestError(f"{where}.role", role, "user, assistant, system or developer")
-    return {"role": role, "content": _text(item.get("content"), f"{where}.content")}
+    return {"role": role, "content": _content(item.get("content"), f"{where}.content", images and role == "user")}
 
 
 def _call(item: dict[str, Any], where: str) -> Message:
@@ -126,28 +129,48 @@ def _thought(content: object, where: str) -> str:
     return "".join(_part(part, f"{where}[{index}]", ("reasoning_text", "text")) for index, part in enumerate(content))
 
 
-def _result(output: object, where: str) -> str:
-    """Return the text of a tool's result. An image becomes a sentence for the model, which has called for it.
+def _result(output: object, where: str, images: bool) -> Content:
+    """Return a tool's result. For a model without images, one becomes a sentence for the model, which called for it.
 
     Codex offers every model a tool that shows images, and sends the result with each later call: if it were refused,
     the conversation could not continue.
     """
-    if isinstance(output, list):
+    if isinstance(output, list) and not images:
         return "".join(
-            NO_IMAGE
-            if isinstance(part, dict) and part.get("type") == "input_image"
-            else _part(part, f"{where}[{index}]", TEXT_PARTS)
+            NO_IMAGE if _is_image(part) else _part(part, f"{where}[{index}]", TEXT_PARTS)
             for index, part in enumerate(output)
         )
-    return _text(output, where)
+    return _content(output, where, images)
 
 
-def _text(content: object, where: str) -> str:
+def _content(content: object, where: str, images: bool) -> Content:
+    """Return a text, or the parts of a content if there are images among them."""
     if isinstance(content, list):
-        content = "".join(_part(part, f"{where}[{index}]", TEXT_PARTS) for index, part in enumerate(content))
+        parts = ((part, f"{where}[{index}]") for index, part in enumerate(content))
+        return _joined([_image(*each) if images and _is_image(each[0]) else _part(*each, TEXT_PARTS) for each in parts])
     if not isinstance(content, str):
         raise InvalidRequestError(where, content, "a text, or a list of text parts")
     return content
+
+
+def _is_image(part: object) -> bool:
+    return isinstance(part, dict) and part.get("type") == "input_image"
+
+
+def _image(part: dict[str, Any], where: str) -> list[Message]:
+    return [image_part(part.get("image_url"), f"{where}.image_url")]
+
+
+def _joined(contents: Sequence[Content], between: str = "") -> Content:
+    """Return contents as one: a text, or parts if one of them has images."""
+    if all(isinstance(each, str) for each in contents):
+        return between.join(cast(Sequence[str], contents))
+    parts = list[Message]()
+    for each in contents:
+        if parts and between:
+            parts.append({"type": "text", "text": between})
+        parts += [{"type": "text", "text": each}] if isinstance(each, str) else each
+    return parts
 
 
 def _part(part: object, where: str, kinds: tuple[str, ...]) -> str:

@@ -30,7 +30,8 @@ def response_request(fields: ResponseRequest, services: Services) -> GenerationR
     """Return the engine's request for a response; raises if a field is not valid. Does not mutate."""
     require_supported(fields)
     model = services.model
-    messages, choice, held = messages_of(fields), response_tools(fields), response_held_to(fields.wanted_format)
+    messages = messages_of(fields, images=model.report.reads_images)
+    choice, held = response_tools(fields), response_held_to(fields.wanted_format)
     form = answer_form(services.config, model.tokenizer, choice)
     logprobs = num_logprobs(fields)
     if form is not None and logprobs is not None:

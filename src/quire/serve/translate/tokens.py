@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from quire.core.errors import InvalidRequestError
 from quire.core.validate import RequestLimits
-from quire.engine.text.prompts import ChatOptions, Message
+from quire.engine.text.chat_template import ChatOptions
+from quire.engine.text.prompts import Message
 from quire.engine.text.tokenizer import Tokenizer
 from quire.serve.errors import unsupported
 from quire.serve.schemas.tokens import TokenizeRequest

@@ -48,6 +48,8 @@ def identity_of(
         "block_types": list(facts.block_types),
         "kv": _plain(facts.kv_spec),
     }
+    if model.vision is not None:
+        identity["vision"] = fingerprint({"spec": _plain(model.vision)})
     if model.draft is not None:  # its keys and values are in the same blocks
         identity["draft"] = digest(model.draft.source.weight_paths())
         identity["draft_model"] = fingerprint({"spec": _plain(model.draft.spec)})

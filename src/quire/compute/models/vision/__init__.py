@@ -1,0 +1,46 @@
+"""Image encoders of model families, read from settings only; each module has a function `vision_spec`."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from types import MappingProxyType
+from typing import Final
+
+from quire.compute.models.base import DecoderSpec
+from quire.compute.models.config_file import ConfigFile
+from quire.compute.models.source import ModelSource
+from quire.compute.models.vision.spec import VisionSpec
+
+ENCODERS: Final = MappingProxyType(
+    {
+        "Idefics3ForConditionalGeneration": "quire.compute.models.vision.idefics3",
+        "LlavaForConditionalGeneration": "quire.compute.models.vision.llava",
+        "SmolVLMForConditionalGeneration": "quire.compute.models.vision.idefics3",
+    }
+)
+"""The family of a model → the module of its image encoder."""
+
+IMAGE_SETTINGS: Final = "preprocessor_config.json"
+PROCESSOR_SETTINGS: Final = "processor_config.json"
+IN_PROCESSOR: Final = "image_processor"
+
+
+def image_settings(source: ModelSource) -> ConfigFile | None:
+    """Return the makers' settings for images: a file of their own, or a section of all settings for inputs."""
+    if source.has(IMAGE_SETTINGS):
+        return ConfigFile.read(source, IMAGE_SETTINGS)
+    if source.has(PROCESSOR_SETTINGS):
+        settings = ConfigFile.read(source, PROCESSOR_SETTINGS)
+        return settings.section(IN_PROCESSOR) if settings.is_set(IN_PROCESSOR) else None
+    return None
+
+
+def read_vision(family: str, config: ConfigFile, source: ModelSource, text: DecoderSpec) -> VisionSpec | None:
+    """Return the image encoder of a model; None if its family has none here, or its folder no settings for images."""
+    if family not in ENCODERS or not config.is_set("vision_config"):
+        return None
+    settings = image_settings(source)
+    if settings is None:
+        return None
+    spec: VisionSpec = import_module(ENCODERS[family]).vision_spec(config, settings, text)
+    return spec

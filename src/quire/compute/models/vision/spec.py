@@ -1,0 +1,218 @@
+"""VisionSpec: the image encoder of a model, as data.
+
+    pixels ─► patches ─► × matrix ─► + positions ─► tower: layers of an encoder ─► connector ─► rows for the text model
+
+The tower is a `DecoderSpec` without a vocabulary, whose tokens attend to each other: its rows are patches instead of
+tokens. Everything around it is here: how an image is cut, and the steps of the connector. Families differ in these
+facts only, so engines interpret one pipeline.
+
+Patches that are joined later are adjacent rows: the tower's rows go through squares of `merge` × `merge` patches, each
+row by row. A connector then joins `merge`² rows at a time, and their order needs no change in between.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Final, TypeAlias
+
+from quire.compute.models.base import DecoderSpec
+from quire.compute.models.parts import NormSpec
+from quire.compute.models.sublayers import Activation
+from quire.core.errors import CheckpointError, InvariantError
+from quire.core.images import CHANNELS
+
+MAX_PATCHES: Final = 1 << 14
+"""Of one image: the memory for it is allocated when the model is loaded."""
+MAX_IMAGE_SIZE: Final = 1 << 13
+MAX_PATCH_SIZE: Final = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """A matrix as a checkpoint stores it, and the activation of its products; `bias`: the name of that, or empty.
+
+    `shape`: outputs, then the dimensions of an input; of one that is `transposed`, inputs, then outputs.
+    """
+
+    weight: str
+    shape: tuple[int, ...]
+    bias: str = ""
+    transposed: bool = False
+    activation: Activation | None = None
+
+    @classmethod
+    def of(
+        cls, stem: str, num_outputs: int, num_inputs: int, *, bias: bool, activation: Activation | None = None
+    ) -> Matrix:
+        """Return a matrix whose tensors have the usual names."""
+        return cls(f"{stem}.weight", (num_outputs, num_inputs), f"{stem}.bias" if bias else "", activation=activation)
+
+    @property
+    def num_outputs(self) -> int:
+        """The numbers of a row of the product."""
+        return self.shape[-1] if self.transposed else self.shape[0]
+
+    @property
+    def num_inputs(self) -> int:
+        """The numbers of a row that it multiplies."""
+        return self.shape[0] if self.transposed else math.prod(self.shape[1:])
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """A norm of each row, whose tensors begin with `stem`."""
+
+    stem: str
+    spec: NormSpec
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Each `count` rows become one: row after row, or with `by_number` their first numbers, then their second ones."""
+
+    count: int
+    by_number: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Average:
+    """Each `count` rows become their average."""
+
+    count: int
+
+
+Step: TypeAlias = Matrix | Norm | Join | Average
+
+
+@dataclass(frozen=True, slots=True)
+class Patches:
+    """How an image is cut into the rows of the tower.
+
+    A patch has `size` × `size` pixels: for each colour, the pixels row by row. `matrix` makes a row of it. `positions`:
+    the name of a table with a row for each patch of an image, to be added; empty: none. `first`: the name of a vector
+    that is a row before all patches, with the first row of the table; empty: none. `image_size`: the height and
+    width of every image, None: multiples of `merge` patches. An image has at most `max_patches`.
+    """
+
+    size: int
+    merge: int
+    matrix: Matrix
+    image_size: int | None
+    max_patches: int
+    positions: str = ""
+    first: str = ""
+
+    @property
+    def num_first(self) -> int:
+        """The rows of the tower before the patches."""
+        return 1 if self.first else 0
+
+    @property
+    def max_rows(self) -> int:
+        """The most rows of the tower for one image."""
+        return self.max_patches + self.num_first
+
+    def grid(self, height: int, width: int) -> tuple[int, int]:
+        """Return the rows and columns of patches of an image; raises unless its size is allowed."""
+        unit = self.size * self.merge
+        rows, columns = height // self.size, width // self.size
+        fits = (height, width) == (self.image_size,) * 2 if self.image_size is not None else True
+        if not fits or height % unit or width % unit or not 0 < rows * columns <= self.max_patches:
+            raise InvariantError(f"an image of {height} × {width} pixels is not one of those that the model takes")
+        return rows, columns
+
+
+@dataclass(frozen=True, slots=True)
+class VisionSpec:
+    """The image encoder of a model.
+
+    `placeholder`: the token that stands for a row of an image in a text. `mean` and `deviation`: of the colours, by
+    which they are normalised after a multiplication with `rescale`. The checkpoint's tensors of all this have
+    `prefixes`. Some checkpoints lack the last part of `optional_prefix` in their names. `has_axes`: in the text, the
+    tokens of an image have coordinates.
+    """
+
+    placeholder: int
+    patches: Patches
+    tower: DecoderSpec
+    connector: tuple[Step, ...]
+    rescale: float
+    mean: tuple[float, ...]
+    deviation: tuple[float, ...]
+    prefixes: tuple[str, ...]
+    optional_prefix: str = ""
+    has_axes: bool = False
+
+    def __post_init__(self) -> None:
+        size, patches = self.tower.hidden_size, self.patches
+        if patches.matrix.num_outputs != size or patches.matrix.num_inputs != CHANNELS * patches.size**2:
+            raise CheckpointError("patches", patches.matrix.shape, f"a matrix from pixels to {size} numbers")
+        joined = 1
+        for step in self.connector:
+            found = size
+            if isinstance(step, Join | Average):
+                joined *= step.count
+                size *= step.count if isinstance(step, Join) else 1
+                continue
+            size, wanted = (step.num_outputs, step.num_inputs) if isinstance(step, Matrix) else (size, step.size)
+            if found != wanted:
+                raise CheckpointError("image connector", wanted, f"{found}, the numbers of a row before it")
+        if joined != patches.merge**2:
+            raise CheckpointError("image connector", joined, f"{patches.merge}² patches for each row")
+        if not self.tower.attention.bidirectional or self.tower.vocab_size:
+            raise CheckpointError("image tower", "a decoder", "an encoder without a vocabulary")
+
+    def num_placeholders(self, height: int, width: int) -> int:
+        """Return the rows of an image for the text model; raises unless its size is allowed."""
+        rows, columns = self.patches.grid(height, width)
+        return rows * columns // self.patches.merge**2
+
+    def without_optional_prefix(self) -> VisionSpec:
+        """Return the spec for a checkpoint that lacks the last part of that prefix in its names."""
+        outer = self.optional_prefix[: self.optional_prefix.rstrip(".").rfind(".") + 1]
+
+        def renamed(name: str) -> str:
+            inner = name.removeprefix(self.optional_prefix)
+            return name if inner == name else outer + inner
+
+        tower, patches, matrix = self.tower, self.patches, self.patches.matrix
+        sources = {part: replace(source, stem=renamed(source.stem)) for part, source in tower.sources.items()}
+        return replace(
+            self,
+            tower=replace(
+                tower,
+                sources=MappingProxyType(sources),
+                ignored_tensors=frozenset(map(renamed, tower.ignored_tensors)),
+                ignored_prefixes=tuple(map(renamed, tower.ignored_prefixes)),
+            ),
+            patches=replace(
+                patches,
+                matrix=replace(matrix, weight=renamed(matrix.weight), bias=renamed(matrix.bias)),
+                positions=renamed(patches.positions),
+                first=renamed(patches.first),
+            ),
+        )
+
+    def products(self) -> Iterator[tuple[Matrix, int]]:
+        """Yield the matrices outside of the tower, that of the patches first, and the most rows of each product."""
+        num_rows = self.patches.max_patches
+        yield self.patches.matrix, num_rows
+        for step in self.connector:
+            if isinstance(step, Join | Average):
+                num_rows //= step.count
+            elif isinstance(step, Matrix):
+                yield step, num_rows
+
+    @property
+    def cell(self) -> int | None:
+        """The pixels per side of the part of an image that a row stands for, if its tokens have coordinates."""
+        return self.patches.size * self.patches.merge if self.has_axes else None
+
+    @property
+    def row_size(self) -> int:
+        """The numbers of a row for the text model."""
+        return [matrix.num_outputs for matrix, _ in self.products()][-1]

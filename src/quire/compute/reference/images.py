@@ -1,0 +1,45 @@
+"""The image encoder of the reference engine, in numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from quire.compute.arrays import FloatArray
+from quire.compute.models.vision.spec import Matrix, VisionSpec
+from quire.compute.reference.attention import TILE
+from quire.compute.reference.decoder import ReferenceDecoder
+from quire.compute.reference.operations import activate, linear
+from quire.compute.vision.encoder import BLOCK_SIZE, TowerEncoder, cache_blocks, shared_cache
+from quire.compute.vision.weights import VisionWeights, fitted
+from quire.compute.weights.decoder_weights import DecoderWeights, PartWeights
+from quire.compute.weights.weight_file import WeightFile
+
+
+class ReferenceProducts:
+    """Implements `Products`."""
+
+    def __init__(self, weights: Mapping[str, PartWeights]) -> None:
+        self._weights = weights
+
+    def multiply(self, matrix: Matrix, rows: FloatArray) -> FloatArray:
+        """Return the activation of a matrix times each row."""
+        product = linear(rows, self._weights[matrix.weight])
+        return product if matrix.activation is None else activate(product, matrix.activation)
+
+
+def reference_encoder(spec: VisionSpec, checkpoint: WeightFile) -> TowerEncoder:
+    """Return the image encoder of a model, with memory for its largest image."""
+    spec = fitted(spec, checkpoint)
+    tower, weights = spec.tower, VisionWeights.load(spec, checkpoint, "float32")
+    runner = ReferenceDecoder(tower, DecoderWeights.load(tower, checkpoint))
+    cache = shared_cache(spec, tower.with_layers(1).kv_cache_spec(BLOCK_SIZE))
+    return TowerEncoder(spec, weights, runner, cache, ReferenceProducts(weights.matrices))
+
+
+def reference_memory(spec: VisionSpec) -> int:
+    """Return about the bytes that an image takes at most while it is encoded, without the weights."""
+    tower, num_rows = spec.tower, spec.patches.max_rows
+    per_row = 8 * tower.hidden_size + 3 * tower.mlp.intermediate_size + 2 * TILE * tower.attention.num_heads
+    of_cache = cache_blocks(spec) * tower.with_layers(1).kv_cache_spec(BLOCK_SIZE).bytes_per_block
+    of_products = (count * (each.num_inputs + each.num_outputs) for each, count in spec.products())
+    return of_cache + 4 * max(num_rows * per_row, *of_products)

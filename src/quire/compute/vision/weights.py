@@ -1,0 +1,104 @@
+"""The weights of an image encoder around its tower, checked against its spec before use."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+import numpy as np
+
+from quire.compute.arrays import FloatArray
+from quire.compute.models.vision.spec import Matrix, Norm, VisionSpec
+from quire.compute.weights.decoder_weights import NUMBER_BYTES, PartWeights, weight_bytes
+from quire.compute.weights.weight_file import WeightFile
+from quire.core.errors import CheckpointError
+
+
+@dataclass(frozen=True, slots=True)
+class VisionWeights:
+    """Matrices and norms by the name of their weight or stem; the table of positions, and the first row."""
+
+    matrices: Mapping[str, PartWeights]
+    norms: Mapping[str, PartWeights]
+    positions: FloatArray | None
+    first: FloatArray | None
+
+    @classmethod
+    def load(cls, spec: VisionSpec, checkpoint: WeightFile, dtype: str) -> VisionWeights:
+        """Check the shapes of all tensors, then read them, matrices in `dtype`."""
+        shapes = own_tensors(spec)
+        for name, shape in shapes.items():
+            found = checkpoint.entries[name].shape if name in checkpoint.entries else None
+            if found != shape:
+                stored = f"{checkpoint.name}: tensor {checkpoint.stored_name(name)}"
+                raise CheckpointError(stored, "missing" if found is None else list(found), f"shape {list(shape)}")
+            checkpoint.require_floats(name)
+        norms = [step.stem for step in spec.connector if isinstance(step, Norm)]
+        patches = spec.patches
+        return cls(
+            {each.weight: _matrix(each, checkpoint, dtype) for each, _ in spec.products()},
+            {stem: _norm(stem, checkpoint) for stem in norms},
+            checkpoint.tensor(patches.positions) if patches.positions else None,
+            checkpoint.tensor(patches.first).reshape(-1) if patches.first else None,
+        )
+
+    def without_matrices(self) -> VisionWeights:
+        """Return the rest, when an engine has packed the matrices."""
+        return replace(self, matrices={})
+
+
+def own_tensors(spec: VisionSpec) -> dict[str, tuple[int, ...]]:
+    """Return the name and shape of every tensor around the tower."""
+    patches, size = spec.patches, spec.tower.hidden_size
+    shapes: dict[str, tuple[int, ...]] = {}
+    for each, _ in spec.products():
+        shapes[each.weight] = each.shape
+        if each.bias:
+            shapes[each.bias] = (each.num_outputs,)
+    for step in spec.connector:
+        if isinstance(step, Norm):
+            shape = step.spec.shape(step.size)
+            shapes[f"{step.stem}.weight"] = shape.weight
+            if shape.bias:
+                shapes[f"{step.stem}.bias"] = shape.weight
+    if patches.positions:
+        shapes[patches.positions] = (patches.max_rows, size)
+    if patches.first:
+        shapes[patches.first] = (size,)
+    return shapes
+
+
+def fitted(spec: VisionSpec, checkpoint: WeightFile) -> VisionSpec:
+    """Return the spec with the names of a checkpoint; its tower ignores all tensors outside of it."""
+    if not any(name.startswith(spec.optional_prefix) for name in checkpoint.entries):
+        spec = spec.without_optional_prefix()
+    others = {name for name in checkpoint.entries if not name.startswith(spec.prefixes)}
+    ignored = spec.tower.ignored_tensors | others | own_tensors(spec).keys()
+    return replace(spec, tower=replace(spec.tower, ignored_tensors=ignored))
+
+
+def vision_bytes(spec: VisionSpec, dtype: str, block_types: Mapping[str, str] = MappingProxyType({})) -> int:
+    """Return the bytes of the weights in memory, those of the tower included."""
+    tensors = own_tensors(spec)
+    matrices = {each.weight for each, _ in spec.products()}
+    num_bytes = sum(
+        math.prod(shape) * NUMBER_BYTES[dtype if name in matrices else "float32"] for name, shape in tensors.items()
+    )
+    return num_bytes + weight_bytes(spec.tower, dtype, "auto", block_types)
+
+
+def _matrix(matrix: Matrix, checkpoint: WeightFile, dtype: str) -> PartWeights:
+    read = checkpoint.bfloat16_bits if dtype == "bfloat16" else checkpoint.tensor
+    weight = read(matrix.weight)
+    rows = weight.T if matrix.transposed else weight.reshape(matrix.num_outputs, -1)
+    bias = np.ascontiguousarray(checkpoint.tensor(matrix.bias)) if matrix.bias else None
+    return PartWeights(np.ascontiguousarray(rows), bias)
+
+
+def _norm(stem: str, checkpoint: WeightFile) -> PartWeights:
+    bias = f"{stem}.bias"
+    return PartWeights(
+        checkpoint.tensor(f"{stem}.weight"), checkpoint.tensor(bias) if bias in checkpoint.entries else None
+    )

@@ -1,0 +1,126 @@
+"""Prompts with images: the same tokens and log-probabilities, to the bit, whatever happens around a request.
+
+Requests begin alike, some with the same images and some with others behind the same tokens.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire import LLM, SamplingParams
+from quire.compute.models import ModelDescription, read_model
+from quire.compute.models.source import ModelFolder
+from quire.core.images import Image
+from quire.core.request import FinishReason, Request
+from support.swaps import noted_swaps
+from support.vision_models import SETTINGS, SIZES, random_image, vision_of, write_vision_model
+
+LONGEST = 300
+Text = tuple[list[int], list[Any]]
+Job = tuple[list[int], tuple[Image, ...], SamplingParams]
+
+
+def workload(name: str, model: ModelDescription, *, are_whole: bool) -> list[Job]:
+    """Return prompts with none to three of a few images, some of them alike for a while."""
+    chance, vision = random.Random(5), vision_of(model)
+    pictures = [random_image(vision, *size, seed=seed) for seed in range(3) for size in SIZES[name]]
+    jobs = []
+    for index in range(10):
+        prompt = [(5 * i * i + 3 * i + 1) % 60 for i in range(chance.choice([2, 14, 40]))]
+        images = []
+        for _ in range(index % 4):
+            image = chance.choice(pictures)
+            images.append(replace(image, start=len(prompt), is_whole=are_whole))
+            prompt += [vision.placeholder] * image.num_tokens
+            prompt += [chance.randrange(60) for _ in range(chance.choice([0, 1, 9]))]
+        prompt += [chance.randrange(60) for _ in range(1 + 3 * index)]
+        sampling = SamplingParams(
+            temperature=chance.choice([0.0, 1.0]), seed=index, max_tokens=5 + index, ignore_eos=True, logprobs=3
+        )
+        jobs.append((prompt, tuple(images), sampling))
+    return jobs
+
+
+def run(llm: LLM, jobs: Sequence[Job]) -> list[Text]:
+    requests = []
+    for index, (prompt, images, sampling) in enumerate(jobs):
+        request = Request(str(index), prompt, sampling)
+        request.images = images
+        llm.engine.add_request(request)
+        requests.append(request)
+    llm.engine.run()
+    llm.engine.scheduler.check()
+    assert {each.finish_reason for each in requests} == {FinishReason.LENGTH}, [each.error for each in requests]
+    return [(each.output_token_ids, each.logprobs) for each in requests]
+
+
+class Model:
+    """A tiny model that reads images, its requests, and their texts alone."""
+
+    def __init__(self, name: str, folder: Path, *, are_whole: bool) -> None:
+        self.folder = write_vision_model(folder, SETTINGS[name])
+        self.jobs = workload(name, read_model(ModelFolder(self.folder)), are_whole=are_whole)
+        with self.make(num_threads=1, enable_prefix_caching=False) as llm:
+            self.alone = [run(llm, [each])[0] for each in self.jobs]
+
+    def make(self, **settings: Any) -> LLM:
+        defaults = {"kv_memory": "8MiB", "max_model_len": LONGEST, "dtype": "bfloat16", "num_threads": 2}
+        return LLM(self.folder, skip_tokenizer_init=True, **{**defaults, **settings})
+
+
+@pytest.fixture(scope="module", params=[*SETTINGS, "whole"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
+    are_whole = request.param == "whole"
+    name = "smolvlm" if are_whole else request.param
+    return Model(name, tmp_path_factory.mktemp("model"), are_whole=are_whole)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"block_size": 64, "prefix_index": "radix_tree"},
+        {"max_num_batched_tokens": 9, "max_num_seqs": 9},
+        {"max_num_seqs": 3, "max_steps_under_way": 3},
+        {"speculation": "ngram"},
+    ],
+    ids=["together", "blocks", "small_chunks", "steps_ahead", "guesses"],
+)
+def test_any_schedule_is_as_alone(model: Model, settings: dict[str, Any]) -> None:
+    with model.make(**settings) as llm:
+        assert run(llm, model.jobs) == model.alone
+        again = random.Random(1).sample(range(len(model.jobs)), len(model.jobs))
+        assert run(llm, [model.jobs[index] for index in again]) == [model.alone[index] for index in again]
+        assert llm.engine.stats().hit_tokens_total > 0
+
+
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+def test_preempted_is_as_alone(model: Model, preemption: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    swapped = noted_swaps(monkeypatch)
+    settings = {"swap_space": "4MiB"} if preemption == "swap" else {}
+    with model.make(kv_memory="300KiB", preemption=preemption, **settings) as llm:
+        assert run(llm, model.jobs) == model.alone
+        assert llm.engine.scheduler.num_preemptions > 0
+        assert any(swapped) == (preemption == "swap")
+
+
+def test_from_the_disk_is_as_alone(model: Model, tmp_path: Path) -> None:
+    settings = {"disk_cache": str(tmp_path / "store"), "disk_cache_size": "16MiB", "disk_cache_write": "always"}
+    for _ in range(2):
+        with model.make(**settings) as llm:
+            assert run(llm, model.jobs) == model.alone
+
+
+def test_other_pixels_behind_the_same_tokens_make_another_text(model: Model) -> None:
+    prompt, images, sampling = model.jobs[3]
+    shown = replace(images[0], pixels=bytes(len(images[0].pixels)))
+    other = replace(images[0], pixels=shown.pixels, digest=Image.of(0, 4, 1, 1, bytes(3)).digest)
+    with model.make() as llm:
+        first, second = run(llm, [(prompt, images, sampling), (prompt, (other, *images[1:]), sampling)])
+    assert first == model.alone[3] != second

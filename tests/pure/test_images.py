@@ -1,0 +1,443 @@
+"""Images of a prompt: which files are read, what becomes of their colours, and how they get into a conversation."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import struct
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from quire.compute.models.source import ModelFolder
+from quire.core.errors import CheckpointError, InvalidRequestError, RequestTooLargeError
+from quire.engine.images import decoding, reader
+from quire.engine.images.decoding import decoded, opened
+from quire.engine.images.parts import SentImage, has_images, take_images
+from quire.engine.images.reader import ImageReader
+from quire.engine.text.chat_template import ChatOptions, ChatTemplate
+from quire.engine.text.content_form import ContentForm, form_of
+from quire.engine.text.prompts import Encoded, encode_chat, encode_prompt
+from quire.engine.text.tokenizer import Tokenizer
+from support.tiny_images import (
+    CONTENT_AS_TEXT,
+    FOLDERS,
+    SMOLVLM,
+    asked_about,
+    data_url,
+    file_of,
+    open_tokenizer,
+    picture,
+    write_folder,
+)
+
+SMALL = file_of(picture(40, 30))
+
+
+@pytest.fixture(scope="module")
+def smolvlm(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    folder = tmp_path_factory.mktemp("smolvlm")
+    write_folder(folder, "SmolVLM")
+    return open_tokenizer(folder)
+
+
+def refusal(call: Any) -> InvalidRequestError:
+    with pytest.raises(InvalidRequestError) as caught:
+        call()
+    message = str(caught.value)
+    assert "\n" not in message and len(message) < 500
+    return caught.value
+
+
+def read(data: bytes) -> Image.Image:
+    return decoded(opened(data, "image"), "image")
+
+
+def png_of(width: int, height: int, rows: bytes = b"", depth: int = 1) -> bytes:
+    """Return a grey PNG that claims a size."""
+
+    def chunk(name: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+
+    header = struct.pack(">IIBBBBB", width, height, depth, 0, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+
+
+# --- files ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["PNG", "WEBP", "GIF", "JPEG"])
+def test_four_formats_are_read(kind: str) -> None:
+    image = read(file_of(picture(40, 30), kind))
+    assert (image.mode, image.size) == ("RGB", (40, 30))
+
+
+@pytest.mark.parametrize("kind", ["BMP", "TIFF", "ICO", "PPM", "TGA"])
+def test_no_other_format_is_opened(kind: str) -> None:
+    assert "a PNG, JPEG, WebP or GIF image" in str(refusal(lambda: read(file_of(picture(40, 30), kind))))
+
+
+@pytest.mark.parametrize("kind", ["PNG", "WEBP", "GIF", "JPEG"])
+def test_a_file_that_was_cut_off_or_changed_is_refused_in_one_line(kind: str) -> None:
+    data = file_of(picture(60, 50), kind)
+    for length in (0, 1, 11, 12, 40, len(data) // 2):
+        refusal(lambda length=length: read(data[:length]))
+    for place in range(0, len(data), 7):
+        changed = data[:place] + bytes([data[place] ^ 0xFF]) + data[place + 1 :]
+        try:
+            read(changed)
+        except InvalidRequestError as error:
+            assert "\n" not in str(error)
+
+
+def test_only_the_first_frame_of_an_animation_is_read() -> None:
+    frames = [picture(20, 10, seed=seed) for seed in range(3)]
+    for kind in ("WEBP", "PNG"):
+        data = file_of(frames[0], kind, save_all=True, append_images=frames[1:], lossless=True)
+        assert read(data).tobytes() == frames[0].tobytes()
+
+
+def test_the_size_is_checked_before_a_pixel_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(*_: Any) -> Any:
+        raise AssertionError("decoded")
+
+    monkeypatch.setattr("PIL.ImageFile.ImageFile.load", load)
+    assert "50000 x 50000 pixels" in str(refusal(lambda: opened(png_of(50_000, 50_000), "image")))
+    assert "at most 33,554,432 pixels" in str(refusal(lambda: opened(png_of(1 << 25, 2), "image")))
+    opened(png_of(1 << 25, 1), "image")
+
+
+def test_a_file_is_at_most_32_mib(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoding, "MAX_IMAGE_BYTES", len(SMALL) - 1)
+    assert f"an image of at most {len(SMALL) - 1:,} bytes" in str(refusal(lambda: opened(SMALL, "image")))
+
+
+def test_a_jpeg_of_very_many_scans_is_refused_before_it_is_decoded() -> None:
+    """Each scan of a progressive JPEG can visit all pixels, for about 60 bytes of file."""
+    data = file_of(picture(64, 64), "JPEG", progressive=True)
+    start = data.rindex(b"\xff\xda")
+    scan = data[start:-2]
+    assert read(data).size == (64, 64)
+    assert "at most 100 scans" in str(refusal(lambda: read(data[:-2] + scan * 100 + data[-2:])))
+
+
+def test_an_image_is_turned_upright() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    image = read(file_of(picture(40, 30), "JPEG", exif=exif))
+    assert image.size == (30, 40)
+
+
+def test_transparent_pixels_are_blended_with_white() -> None:
+    image = Image.new("RGBA", (1, 600), (255, 0, 0, 0))
+    image.putpixel((0, 599), (255, 0, 0, 255))
+    found = read(file_of(image))
+    assert [found.getpixel((0, row)) for row in (0, 300, 599)] == [(255,) * 3, (255,) * 3, (255, 0, 0)]
+
+
+def test_grey_of_16_bits_keeps_its_highest_bits() -> None:
+    rows = b"".join(b"\0" + struct.pack(">HH", 200 * 256 + 7, 13 * 256) for _ in range(2))
+    image = read(png_of(2, 2, rows, depth=16))
+    assert [image.getpixel((column, 1)) for column in (0, 1)] == [(200,) * 3, (13,) * 3]
+
+
+def test_importing_it_loads_no_decoder() -> None:
+    code = "import sys, quire.engine.text.prompts, quire.engine.images.reader; print('PIL' in sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "False"
+
+
+# --- parts of a message --------------------------------------------------------------------------
+
+
+def test_an_image_can_be_given_in_many_forms(tmp_path: Path, smolvlm: Tokenizer) -> None:
+    path = tmp_path / "cat.png"
+    path.write_bytes(SMALL)
+    text = base64.b64encode(SMALL).decode()
+    forms = [SMALL, bytearray(SMALL), path, picture(40, 30), text, text.rstrip("="), data_url(SMALL), f"{text[:9]}\n"]
+    forms[-1] += text[9:]
+    found = [encode_prompt(asked_about(form), smolvlm) for form in forms]
+    url = {"type": "image_url", "image_url": {"url": data_url(SMALL), "detail": "low"}}
+    found.append(
+        encode_prompt([{"role": "user", "content": [url, {"type": "text", "text": "What is this?"}]}], smolvlm)
+    )
+    assert all(each == found[0] for each in found)
+    assert len(found[0].images) == 13
+
+
+@pytest.mark.parametrize(
+    "url", ["http://127.0.0.1/cat.png", "https://example.org/cat.png", "file:///etc/passwd", "ftp://a/b", "HTTP://a"]
+)
+def test_nothing_is_fetched(smolvlm: Tokenizer, url: str) -> None:
+    for part in ({"type": "image_url", "image_url": {"url": url}}, {"type": "image", "image": url}):
+        error = refusal(lambda part=part: encode_prompt([{"role": "user", "content": [part]}], smolvlm))
+        assert "nothing is fetched from other places" in str(error)
+        assert error.field.startswith("messages[0].content[0]")
+
+
+@pytest.mark.parametrize(
+    ("value", "allowed"),
+    [
+        ("/etc/passwd", "PNG"),
+        ("cat.png", "base64"),
+        ("", "PNG"),
+        ("data:image/png,abc", "a data URL such as"),
+        ("data:image/png;base64", "a data URL such as"),
+        ("data:image/png;base64,%%%%", "base64"),
+        ("data:image/png;base64,é", "base64"),
+        (None, "bytes, a pathlib.Path"),
+        (7, "bytes, a pathlib.Path"),
+        ({}, "bytes, a pathlib.Path"),
+        (Path("/nowhere/cat.png"), "a file that can be read"),
+        (Path("/dev/zero"), "a file that can be read"),
+        (b"", "a PNG, JPEG, WebP or GIF image"),
+    ],
+)
+def test_what_is_no_image_is_refused(smolvlm: Tokenizer, value: Any, allowed: str) -> None:
+    assert allowed in refusal(lambda: encode_prompt(asked_about(value), smolvlm)).allowed
+
+
+@pytest.mark.parametrize("url", [None, 7, {}, {"url": None}, {"url": 7}, {"url": "aGk="}, "cat.png", [], {"url": []}])
+def test_an_image_url_is_a_data_url(smolvlm: Tokenizer, url: Any) -> None:
+    messages = [{"role": "user", "content": [{"type": "image_url", "image_url": url}]}]
+    assert "a data URL such as data:image/png;base64,…" in str(refusal(lambda: encode_prompt(messages, smolvlm)))
+
+
+def test_images_are_taken_out_of_a_conversation() -> None:
+    messages = asked_about(b"a", b"b")
+    plain, sent = take_images(messages)
+    assert sent == [SentImage("messages[0].content[0]", b"a"), SentImage("messages[0].content[1]", b"b")]
+    assert plain == [{"role": "user", "content": [{"type": "image"}] * 2 + messages[0]["content"][2:]}]
+    assert has_images(messages) and has_images(tuple(messages)) and not has_images(messages[0])
+    odd: list[Any] = [{"role": "user", "content": [7, None]}, {"content": "image"}, {"content": {"type": "image"}}, 7]
+    assert take_images(odd) == (odd, []) and not has_images(odd)
+
+
+# --- conversations -------------------------------------------------------------------------------
+
+
+def test_no_client_can_write_the_tokens_of_an_image(smolvlm: Tokenizer) -> None:
+    messages = asked_about(SMALL, text="<image><fake_token_around_image> <image")
+    found = encode_prompt(messages, smolvlm)
+    own = smolvlm.id_of("<image>")
+    assert found.token_ids.tolist().count(own) == 13 * 5
+    assert all(found.token_ids[each.start : each.end].tolist() == [own] * 5 for each in found.images)
+    assert "<image><fake_token_around_image> <image" in smolvlm.decode(found.token_ids, skip_special_tokens=False)
+
+
+def test_equal_images_have_equal_tokens_and_digests(smolvlm: Tokenizer) -> None:
+    twice = encode_prompt(asked_about(SMALL, SMALL), smolvlm)
+    once = encode_prompt(asked_about(file_of(picture(40, 30), "PNG", compress_level=0)), smolvlm)
+    digests = [each.digest for each in twice.images]
+    assert digests[:13] == digests[13:] == [each.digest for each in once.images]
+    other = encode_prompt(asked_about(file_of(picture(40, 30, seed=1))), smolvlm)
+    assert not {each.digest for each in other.images} & set(digests)
+
+
+def test_a_conversation_without_images_is_written_as_before(smolvlm: Tokenizer) -> None:
+    (first, last) = [[{"role": "user", "content": content}] for content in ("Hi", [{"type": "text", "text": "Hi"}])]
+    found = encode_prompt(first, smolvlm)
+    assert found == encode_prompt(last, smolvlm) and not found.images
+    assert smolvlm.decode(found.token_ids, skip_special_tokens=False) == (
+        "<|im_start|>User: Hi<end_of_utterance>\nAssistant:"
+    )
+
+
+def test_the_last_message_can_be_continued(smolvlm: Tokenizer) -> None:
+    messages = [*asked_about(SMALL), {"role": "assistant", "content": "It is "}]
+    found = encode_prompt(messages, smolvlm, ChatOptions(continue_final_message=True))
+    assert smolvlm.decode(found.token_ids).endswith("Assistant: It is ") and len(found.images) == 13
+
+
+def test_a_template_of_texts_gets_the_image_in_its_place(tmp_path: Path) -> None:
+    write_folder(tmp_path, "SmolVLM", template=CONTENT_AS_TEXT, do_image_splitting=False)
+    tokenizer = open_tokenizer(tmp_path)
+    found = encode_prompt(asked_about(SMALL, text="<image>?"), tokenizer)
+    text = tokenizer.decode(found.token_ids, skip_special_tokens=False)
+    around, whole = "<fake_token_around_image>", "<global-img>" + "<image>" * 5
+    assert text == f"<|im_start|>{around}{whole}{around}\n<image>?<end_of_utterance>"
+
+
+@pytest.mark.parametrize(
+    ("source", "form"),
+    [
+        (SMOLVLM, ContentForm.PARTS),
+        (CONTENT_AS_TEXT, ContentForm.TEXT),
+        ("{{ raise_exception('no') }}", ContentForm.TEXT),
+        (
+            "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}"
+            "{% if p.type == 'image' %}<image>{% else %}{{ p.text }}{% endif %}{% endfor %}{% endif %}{% endfor %}",
+            ContentForm.BOTH,
+        ),
+    ],
+)
+def test_the_form_of_contents_is_found_by_a_trial(source: str, form: ContentForm) -> None:
+    assert form_of(ChatTemplate(source, {}), "<image>") is form
+
+
+def test_an_image_that_the_template_does_not_write_is_refused(tmp_path: Path) -> None:
+    template = SMOLVLM.replace("line['type'] == 'image'", "line['type'] == 'image' and message.role == 'user'")
+    write_folder(tmp_path, "SmolVLM", template=template)
+    tokenizer = open_tokenizer(tmp_path)
+    messages = [{"role": "assistant", "content": asked_about(SMALL)[0]["content"]}]
+    error = refusal(lambda: encode_prompt(messages, tokenizer))
+    assert "its chat template wrote 0 of them" in str(error)
+
+
+def test_a_model_without_images_refuses_them_as_before(tmp_path: Path) -> None:
+    write_folder(tmp_path, "SmolVLM")
+    tokenizer = Tokenizer.open(ModelFolder(tmp_path), vocab_size=512)
+    error = refusal(lambda: encode_prompt(asked_about(data_url(SMALL)), tokenizer))
+    assert error.allowed == "'text': other parts are not supported"
+
+
+def test_other_parts_are_still_refused(smolvlm: Tokenizer) -> None:
+    content = [*asked_about(SMALL)[0]["content"], {"type": "input_audio", "input_audio": {}}]
+    error = refusal(lambda: encode_prompt([{"role": "user", "content": content}], smolvlm))
+    assert error.field == "messages[0].content[2].type"
+
+
+def test_images_have_limits(smolvlm: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "at most 64 images" in str(refusal(lambda: encode_prompt(asked_about(*[SMALL] * 65), smolvlm)))
+    monkeypatch.setattr(reader, "MAX_ALL_PIXELS", 3 * 1200)
+    encode_prompt(asked_about(*[SMALL] * 3), smolvlm)
+    assert "images of at most 3,600 pixels" in str(refusal(lambda: encode_prompt(asked_about(*[SMALL] * 4), smolvlm)))
+
+
+def test_images_that_cannot_fit_the_context_are_refused_before_they_are_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_folder(tmp_path, "SmolVLM")
+    tokenizer = open_tokenizer(tmp_path, max_tokens=13 * 5 * 2)
+    encode_prompt(asked_about(SMALL, SMALL), tokenizer)
+    monkeypatch.setattr(reader, "decoded", None)
+    with pytest.raises(RequestTooLargeError, match="images of 195 tokens'; allowed: at most 130 tokens, the context"):
+        encode_prompt(asked_about(SMALL, SMALL, SMALL), tokenizer)
+
+
+def test_messages_can_be_adapted(smolvlm: Tokenizer) -> None:
+    def adapt(messages: Any, tools: Any) -> Any:
+        assert messages[0]["content"][0] == {"type": "image"}
+        return [*messages, {"role": "assistant", "content": "Yes"}], tools
+
+    found = encode_chat(asked_about(SMALL), smolvlm, ChatOptions(), adapt)
+    assert "Assistant: Yes" in smolvlm.decode(found.token_ids) and len(found.images) == 13
+
+
+# --- settings ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"image_processor_type": "OtherImageProcessor"}, "image_processor_type"),
+        ({"image_processor_type": 7}, "image_processor_type"),
+        ({"size": {"longest_edge": 1 << 30}}, "size.longest_edge"),
+        ({"size": {"longest_edge": -1}}, "size.longest_edge"),
+        ({"size": []}, "size"),
+        ({"max_image_size": {"longest_edge": 1}}, "max_image_size"),
+        ({"resample": 6}, "resample"),
+        ({"resample": "x"}, "resample"),
+        ({"do_image_splitting": 1}, "do_image_splitting"),
+    ],
+)
+def test_settings_have_bounds(tmp_path: Path, changes: dict[str, Any], field: str) -> None:
+    write_folder(tmp_path, "SmolVLM", **changes)
+    with pytest.raises(CheckpointError) as caught:
+        ImageReader.open(ModelFolder(tmp_path), max_tokens=100)
+    assert caught.value.field.endswith(f"json: {field}")
+
+
+def test_one_file_can_have_all_settings(tmp_path: Path) -> None:
+    write_folder(tmp_path, "SmolVLM")
+    expected = encode_prompt(asked_about(SMALL), open_tokenizer(tmp_path))
+    made = FOLDERS["SmolVLM"]
+    (tmp_path / "preprocessor_config.json").unlink()
+    whole = made["processor_config.json"] | {"image_processor": made["preprocessor_config.json"]}
+    (tmp_path / "processor_config.json").write_text(json.dumps(whole))
+    assert encode_prompt(asked_about(SMALL), open_tokenizer(tmp_path)) == expected
+
+
+def test_the_vocabulary_must_have_the_tokens_of_images(tmp_path: Path) -> None:
+    write_folder(tmp_path, "SmolVLM")
+    files = tmp_path / "tokenizer.json"
+    files.write_text(files.read_text().replace("<fake_token_around_image>", "<other>"))
+    with pytest.raises(CheckpointError, match="a tokenizer without <fake_token_around_image>"):
+        open_tokenizer(tmp_path)
+
+
+def test_an_image_of_pillow_stays_as_it_is(smolvlm: Tokenizer) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    data = file_of(picture(40, 30), "JPEG", exif=exif)
+    with Image.open(io.BytesIO(data)) as image:
+        assert encode_prompt(asked_about(image), smolvlm) == encode_prompt(asked_about(data), smolvlm)
+        assert image.size == (40, 30)
+
+
+# --- families ------------------------------------------------------------------------------------
+
+
+def prompt_of(folder: Path, family: str, image: Image.Image, **changes: Any) -> tuple[str, Encoded]:
+    write_folder(folder, family, **changes)
+    tokenizer = open_tokenizer(folder)
+    found = encode_prompt(asked_about(image), tokenizer)
+    return tokenizer.decode(found.token_ids, skip_special_tokens=False), found
+
+
+def test_smolvlm_writes_rows_of_tiles_and_the_whole(tmp_path: Path) -> None:
+    text, found = prompt_of(tmp_path, "SmolVLM", picture(128, 60), size={"longest_edge": 128})
+    around, own = "<fake_token_around_image>", "<image>" * 5
+    tiles = f"{around}<row_1_col_1>{own}{around}<row_1_col_2>{own}\n\n{around}<global-img>{own}{around}"
+    assert text == f"<|im_start|>User:{tiles}What is this?<end_of_utterance>\nAssistant:"
+    assert [(each.height, each.width, each.num_tokens) for each in found.images] == [(64, 64, 5)] * 3
+
+
+def test_llava_cuts_a_square_from_the_middle(tmp_path: Path) -> None:
+    text, found = prompt_of(tmp_path, "LLaVA", picture(300, 60))
+    assert text == "USER: " + "<image>" * 16 + "\nWhat is this? ASSISTANT:"
+    assert [(each.height, each.width, each.num_tokens) for each in found.images] == [(56, 56, 16)]
+
+
+@pytest.mark.parametrize("size", [(1 << 20, 1), (1, 1 << 20)])
+def test_llava_refuses_an_image_that_would_become_too_long(tmp_path: Path, size: tuple[int, int]) -> None:
+    with pytest.raises(InvalidRequestError, match="an image whose edges differ less"):
+        prompt_of(tmp_path, "LLaVA", Image.new("L", size))
+
+
+def test_the_size_of_patches_may_be_in_the_settings_of_the_model(tmp_path: Path) -> None:
+    expected = prompt_of(tmp_path, "LLaVA", picture(60, 60))
+    (tmp_path / "processor_config.json").unlink()
+    (tmp_path / "config.json").write_text(json.dumps({"vision_config": {"patch_size": 14}}))
+    assert encode_prompt(asked_about(picture(60, 60)), open_tokenizer(tmp_path)) == expected[1]
+
+
+def test_pixtral_ends_each_row_of_patches(tmp_path: Path) -> None:
+    text, found = prompt_of(tmp_path, "Pixtral", picture(40, 20))
+    row = "[IMG]" * 3
+    assert text == f"<s>[INST]{row}[IMG_BREAK]{row}[IMG_END]What is this?[/INST]"
+    assert [(each.start, each.height, each.width, each.num_tokens) for each in found.images] == [(2, 32, 48, 8)]
+
+
+def test_an_image_of_very_few_tokens_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequestError, match="an image of at least 4 tokens"):
+        prompt_of(tmp_path, "Pixtral", picture(32, 16))
+
+
+@pytest.mark.parametrize("family", FOLDERS)
+def test_images_of_extreme_shapes_have_bounded_tiles(tmp_path: Path, family: str) -> None:
+    write_folder(tmp_path, family)
+    tokenizer = open_tokenizer(tmp_path)
+    for size in ((1 << 20, 1), (1, 1 << 20), (1 << 11, 1 << 10)):
+        try:
+            found = encode_prompt(asked_about(Image.new("1", size)), tokenizer)
+        except InvalidRequestError as error:
+            assert "pixels" in str(error.value)
+        else:
+            assert sum(len(each.pixels) for each in found.images) < 1 << 20

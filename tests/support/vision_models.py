@@ -1,0 +1,86 @@
+"""Tiny folders of models that read images, with random weights, and the settings of published ones."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from quire.compute.models import ModelDescription, read_model
+from quire.compute.models.source import ModelFolder
+from quire.compute.models.vision.spec import VisionSpec
+from quire.compute.vision.weights import own_tensors
+from quire.compute.weights.decoder_weights import expected_tensors
+from quire.core.images import CHANNELS, Image
+from support.tiny_checkpoint import write_model_weights
+
+TEXT: dict[str, Any] = {
+    **{"model_type": "llama", "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "rms_norm_eps": 1e-5},
+    **{"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512},
+}
+EYE: dict[str, Any] = {
+    **{"hidden_size": 32, "image_size": 56, "intermediate_size": 48, "num_attention_heads": 2},
+    **{"num_hidden_layers": 3, "patch_size": 7},
+}
+PIXELS = {"image_mean": [0.4, 0.5, 0.6], "image_std": [0.2, 0.3, 0.25]}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "idefics3": {
+        **{"architectures": ["Idefics3ForConditionalGeneration"], "image_token_id": 5, "scale_factor": 2},
+        **{"text_config": TEXT, "vision_config": EYE},
+    },
+    "smolvlm": {
+        **{"architectures": ["SmolVLMForConditionalGeneration"], "image_token_id": 5, "scale_factor": 4},
+        **{"text_config": TEXT, "vision_config": {**EYE, "hidden_size": 48, "num_attention_heads": 3}},
+    },
+    "llava-clip": {
+        **{"architectures": ["LlavaForConditionalGeneration"], "image_token_index": 5, "text_config": TEXT},
+        "vision_config": {**EYE, "model_type": "clip_vision_model"},
+    },
+    "llava-siglip": {
+        **{"architectures": ["LlavaForConditionalGeneration"], "image_token_index": 5, "text_config": TEXT},
+        **{"vision_feature_layer": -1, "vision_feature_select_strategy": "full", "projector_hidden_act": "relu"},
+        "vision_config": {**EYE, "model_type": "siglip_vision_model"},
+    },
+}
+"""config.json of small models."""
+
+SIZES = {name: [(56, 56)] for name in SETTINGS}
+"""Height and width of the images for each model."""
+
+
+def write_settings(folder: Path, settings: Mapping[str, Any], pixels: Mapping[str, Any] | None = None) -> Path:
+    """Write the settings of a model and of its images; return the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(settings))
+    (folder / "preprocessor_config.json").write_text(json.dumps(PIXELS if pixels is None else pixels))
+    return folder
+
+
+def write_vision_model(folder: Path, settings: Mapping[str, Any], *, dtype: str = "F32", seed: int = 0) -> Path:
+    """Write a model with random weights that reads images; equal arguments give equal bytes."""
+    model = read_model(ModelFolder(write_settings(folder, settings)))
+    vision = vision_of(model)
+    shapes = {**expected_tensors(model.spec), **expected_tensors(vision.tower), **own_tensors(vision)}
+    draw = np.random.default_rng(seed)
+    tensors = {}
+    for name, shape in sorted(shapes.items()):
+        spread = 0.2 if len(shape) == 1 else 1.5 * float(np.prod(shape[1:])) ** -0.5
+        noise = draw.standard_normal(shape, np.float32) * np.float32(spread)
+        tensors[name] = noise + np.float32(len(shape) == 1 and name.endswith("weight"))
+    write_model_weights(folder, tensors, dtype=dtype)
+    return folder
+
+
+def vision_of(model: ModelDescription) -> VisionSpec:
+    """Return the image encoder of a model that has one."""
+    assert model.vision is not None
+    return model.vision
+
+
+def random_image(vision: VisionSpec, height: int, width: int, seed: int = 0) -> Image:
+    """Return an image of random pixels for a model."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, CHANNELS), dtype=np.uint8)
+    return Image.of(0, vision.num_placeholders(height, width), height, width, pixels.tobytes())
