@@ -14,18 +14,18 @@ from quire.compute.arrays import FloatArray
 from quire.compute.models import ModelDescription, read_model
 from quire.compute.models.source import ModelFolder
 from quire.compute.native.backend import NativeBackend
-from quire.compute.native.decoder import NativeDecoder
-from quire.compute.native.images import NativeProducts
+from quire.compute.native.images import NativeProducts, NativeTower
 from quire.compute.native.load import NativeSettings
 from quire.compute.native.load import load_parts as load_native
 from quire.compute.reference.load import load_parts as load_reference
 from quire.compute.vision.encoder import TowerEncoder
 from quire.compute.weights.checkpoint import Checkpoint
+from quire.compute.worker.image_queue import ImageWork
 from quire.core.config import EngineConfig
 from quire.core.errors import CheckpointError, InvariantError
 from quire.core.images import Image
 from support.tiny_checkpoint import write_model_weights
-from support.vision_models import SETTINGS, SIZES, random_image, vision_of, write_vision_model
+from support.vision_models import SETTINGS, SIZES, random_image, rows_of, vision_of, write_vision_model
 
 FLOAT32 = NativeSettings(dtype="float32")
 
@@ -53,12 +53,12 @@ def test_all_engines_make_the_same_rows(name: str, tmp_path: Path) -> None:
     model = read_model(ModelFolder(write_vision_model(tmp_path, SETTINGS[name])))
     plain = reference(model)
     assert plain.placeholder == 5
-    expected = [plain.encode(image) for image in images(name, model)]
+    expected = [rows_of(plain, image) for image in images(name, model)]
     for kernels in _native.kernel_names():
         encoder = native(model, replace(FLOAT32, instruction_set=kernels, num_threads=2))
         for image, rows in zip(images(name, model), expected, strict=True):
             assert rows.shape == (image.num_tokens, model.spec.hidden_size)
-            np.testing.assert_allclose(encoder.encode(image), rows, rtol=1e-4, atol=1e-4)
+            np.testing.assert_allclose(rows_of(encoder, image), rows, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -68,27 +68,37 @@ def test_an_image_has_the_same_bits_in_any_company(name: str, dtype: str, tmp_pa
     for kernels in _native.kernel_names():
         settings = replace(FLOAT32, dtype=dtype, instruction_set=kernels)
         first, *others = (native(model, replace(settings, num_threads=count)) for count in (1, 2, 3))
-        expected: list[FloatArray] = [first.encode(image) for image in images(name, model)]
+        expected: list[FloatArray] = [rows_of(first, image) for image in images(name, model)]
         for encoder in (first, *others):
-            encoder.encode(random_image(vision_of(model), *SIZES[name][0], seed=99))
+            rows_of(encoder, random_image(vision_of(model), *SIZES[name][0], seed=99))
             for image, rows in zip(images(name, model), expected, strict=True):
-                assert encoder.encode(image).tobytes() == rows.tobytes()
+                assert rows_of(encoder, image).tobytes() == rows.tobytes()
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_an_image_that_is_encoded_in_parts_has_the_same_bits(name: str, tmp_path: Path) -> None:
+def test_the_work_can_stop_anywhere(name: str, tmp_path: Path) -> None:
     model = read_model(ModelFolder(write_vision_model(tmp_path, SETTINGS[name])))
-    encoder = native(model, replace(FLOAT32, num_threads=2))
-    first, other = (random_image(vision_of(model), *SIZES[name][0], seed=seed) for seed in (1, 2))
-    expected = encoder.encode(first)
-    work, between = encoder.begin(first), encoder.begin(other)
-    parts = []
-    while not parts or parts[-1] is None:
-        parts.append(work.advance(0.0))
-        if len(parts) == 1:
-            between.advance(0.0)  # the tower holds another image now, so the first one begins again
-    assert len(parts) == 1 + len(vision_of(model).tower.layers)
-    assert parts[-1] is not None and parts[-1].tobytes() == expected.tobytes()
+    first, other = (random_image(vision_of(model), *SIZES[name][-1], seed=seed) for seed in (1, 2))
+    for encoder in (reference(model), native(model)):
+        expected = [rows_of(encoder, image).tobytes() for image in (first, other)]
+        for num_before in range(encoder._tower.num_parts + 1):
+            work = encoder.begin(first)
+            assert all(work.advance(0) is None for _ in range(num_before))
+            assert rows_of(encoder, other).tobytes() == expected[1]
+            assert finished(work).tobytes() == expected[0]
+        one, two, rows = encoder.begin(first), encoder.begin(other), None
+        for _ in range(3):  # in turns, neither gets far
+            rows = one.advance(0) if rows is None else rows
+            two.advance(0)
+        assert (finished(one) if rows is None else rows).tobytes() == expected[0]
+
+
+def finished(work: ImageWork) -> FloatArray:
+    """Return the rows of work that goes on in small parts."""
+    rows = None
+    while rows is None:
+        rows = work.advance(0)
+    return rows
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -99,12 +109,12 @@ def test_the_memory_of_an_encoder_is_expected(name: str, dtype: str, tmp_path: P
     with_images, without = (NativeBackend.of(config, each).facts for each in (model, replace(model, vision=None)))
     encoder = native(model, replace(FLOAT32, dtype=dtype))
     tower, products = encoder._tower, encoder._products
-    assert isinstance(tower, NativeDecoder)
+    assert isinstance(tower, NativeTower)
     assert isinstance(products, NativeProducts)
     weights = encoder._weights
     around = [each for part in weights.norms.values() for each in (part.weight, part.bias) if each is not None]
     around += [each for each in (weights.positions, weights.first) if each is not None]
-    held = tower.weight_bytes + products.num_bytes + sum(4 * each.size for each in around)
+    held = tower.decoder.weight_bytes + products.num_bytes + sum(4 * each.size for each in around)
     expected = with_images.weight_bytes - without.weight_bytes
     assert expected <= held <= 1.2 * expected  # panels are padded
     assert with_images.activation_bytes > without.activation_bytes
@@ -133,7 +143,7 @@ def test_an_image_of_another_size_is_a_mistake(tmp_path: Path) -> None:
     model = read_model(ModelFolder(write_vision_model(tmp_path, SETTINGS["idefics3"])))
     image = Image.of(0, 16, 56, 63, bytes(56 * 63 * 3))
     with pytest.raises(InvariantError, match="56 × 63 pixels"):
-        reference(model).encode(image)
+        rows_of(reference(model), image)
     with pytest.raises(InvariantError, match="42 × 56 pixels"):
         vision_of(model).num_placeholders(42, 56)
 

@@ -21,6 +21,7 @@ from quire.compute.vision.patches import normalised_levels
 from quire.compute.worker.model_runner import StepInputs
 from quire.core.images import CHANNELS, Image
 from support.vision_models import PIXELS, SETTINGS, SIZES, random_image, vision_of
+from support.vision_models import rows_of as encoded
 
 ENGINES = ["reference", *_native.kernel_names()]
 BLOCK = 16
@@ -34,7 +35,7 @@ def load(model: ModelDescription, engine: str, dtype: str = "float32") -> Worker
 
 def rows_of(parts: WorkerParts, image: Image) -> NDArray[np.float32]:
     assert parts.image_encoder is not None
-    return parts.image_encoder.encode(image)
+    return encoded(parts.image_encoder, image)
 
 
 def saved(name: str, folder: Path) -> tuple[Any, ModelDescription]:

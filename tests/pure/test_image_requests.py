@@ -154,7 +154,7 @@ def test_errors_name_the_place_in_the_request(smolvlm: Tokenizer) -> None:
         assert caught.value.field == place
 
 
-@pytest.mark.parametrize("images", ["AAAA", [7], [""], {}, [None]])
+@pytest.mark.parametrize("images", ["AAAA", [7], [""], {"a": 1}, [None]])
 def test_images_of_ollama_are_texts(images: Any) -> None:
     with pytest.raises(InvalidRequestError, match=r"messages\[0\].images"):
         ollama_messages.messages_of([{"role": "user", "content": "a", "images": images}], images=True)

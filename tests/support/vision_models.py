@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from quire.compute.arrays import FloatArray
 from quire.compute.models import ModelDescription, read_model
 from quire.compute.models.source import ModelFolder
 from quire.compute.models.vision.spec import VisionSpec
 from quire.compute.vision.weights import own_tensors
 from quire.compute.weights.decoder_weights import expected_tensors
+from quire.compute.worker.image_queue import ImageEncoder
 from quire.core.images import CHANNELS, Image
 from support.tiny_checkpoint import write_model_weights
 
@@ -84,3 +87,11 @@ def random_image(vision: VisionSpec, height: int, width: int, seed: int = 0) -> 
     """Return an image of random pixels for a model."""
     pixels = np.random.default_rng(seed).integers(0, 256, (height, width, CHANNELS), dtype=np.uint8)
     return Image.of(0, vision.num_placeholders(height, width), height, width, pixels.tobytes())
+
+
+def rows_of(encoder: ImageEncoder, image: Image) -> FloatArray:
+    """Return the rows of an image, encoded without a pause."""
+    work, rows = encoder.begin(image), None
+    while rows is None:
+        rows = work.advance(math.inf)
+    return rows

@@ -124,7 +124,8 @@ def _described(row: ListedModel, source: ModelSource) -> ListedModel:
     except Exception as error:
         return replace(row, runs=False, reason=_without_path(str(error), source))
     memory_bytes = needs.weight_bytes + needs.activation_bytes
-    use = "" if model.generates else "for vectors or scores only"
+    images = "reads images" if backend.facts.reads_images else ""
+    use = images if model.generates else "for vectors or scores only"
     row = replace(row, memory_bytes=memory_bytes, runs=True, fits=True, reason=use)
     try:
         plan_memory(backend.facts.config, backend.facts.kv_spec, model.spec.context_length, needs)

@@ -98,7 +98,7 @@ class Door:
         if not self.config.skip_tokenizer_init:
             context = self.config.max_model_len or self.report.context_length
             self.tokenizer = Tokenizer.open(
-                blueprint.tokenizer_files, vocab_size=blueprint.vocab_size, max_tokens=context
+                blueprint.tokenizer_files, vocab_size=blueprint.vocab_size, max_tokens=context, images=blueprint.images
             )
         self.grammars: GrammarChecker | None = blueprint.grammars
         self._has_own_pool = text_pool is None

@@ -45,6 +45,7 @@ from quire.core.config import SPECULATIONS, EngineConfig, MemoryConfig, Resolved
 from quire.core.errors import CheckpointError, DoesNotFitError, InvalidConfigError
 from quire.core.executor import Executor, NoteLoaded
 from quire.core.failpoints import FAILPOINTS_VARIABLE, Failpoint, parse_failpoints
+from quire.core.images import MIN_IMAGE_TOKENS
 from quire.core.kept_block import KeptBlock
 from quire.core.model_files import ModelFiles
 from quire.core.pooling import FIRST
@@ -52,6 +53,7 @@ from quire.core.sampling_params import SamplingParams
 from quire.core.validate import RequestLimits
 from quire.core.what_fits import flags_that_fit
 from quire.engine.core import EngineCore
+from quire.engine.images.reader import ImageReader
 from quire.engine.memory_plan import MemoryPlan, plan_memory, require_host
 from quire.engine.process.adapter_set import first_that_fit
 from quire.engine.records.report import EngineReport
@@ -88,6 +90,16 @@ class EngineBlueprint:
     def tokenizer_files(self) -> ModelFiles:
         """The files of the tokenizer."""
         return _tokenizer_files(self.config, self.model)
+
+    @property
+    def images(self) -> ImageReader | None:
+        """Reads the images of requests; None if the engine takes texts only."""
+        vision = self.model.vision
+        if vision is None or not self.backend.facts.reads_images or self.config.skip_tokenizer_init:
+            return None
+        reader = ImageReader.open(self.model.source, max_tokens=self.report.plan.max_model_len)
+        reader.require_rows(vision.num_placeholders, self.model.source.name)
+        return reader
 
     @property
     def pooling(self) -> str:
@@ -370,6 +382,7 @@ def _report(model: ModelDescription, facts: BackendFacts, plan: MemoryPlan, noti
         disk_cache=config.disk_cache or "",
         has_host_cache=bool(config.host_cache),
         labels=() if model.labels is None else model.labels.names,
+        reads_images=facts.reads_images and not config.skip_tokenizer_init,
     )
 
 
@@ -430,6 +443,7 @@ def _request_limits(
         num_labels=0 if model.labels is None else len(model.labels.names),
         generates=model.generates,
         one_step=one_step,
+        max_images=longest // MIN_IMAGE_TOKENS if facts.reads_images else 0,
     )
 
 

@@ -86,6 +86,7 @@ class NativeBackend:
             + (0 if model.vision is None else native_memory(model.vision, dtype, settings.num_threads)),
             block_types=tuple(sorted(set(block_types.values()))),
             makes_vectors=True,
+            reads_images=model.vision is not None,
             adapter_bytes=adapter_bytes(model, config, dtype),
         )
         return cls(facts, model, settings)

@@ -93,17 +93,11 @@ class NativeDecoder:
         """The number of pieces of memory still to prepare; see `prepare_memory`."""
         return self._decoder.num_unprepared()
 
-    def run(self, inputs: StepInputs, cache: CacheEngine) -> StepOutputs:
-        """Compute one step. Mutates the slots of its tokens in the cache; the logits are valid until the next step."""
-        return self.run_layers(inputs, cache, range(len(self.spec.layers)))
+    def run(self, inputs: StepInputs, cache: CacheEngine, layers: tuple[int, int] = (0, -1)) -> StepOutputs:
+        """Compute one step. Mutates the slots of its tokens in the cache; the logits are valid until the next step.
 
-    @property
-    def layers_at_once(self) -> int:
-        """The layers to compute in one call, if there is other work between them."""
-        return 1
-
-    def run_layers(self, inputs: StepInputs, cache: CacheEngine, layers: range) -> StepOutputs:
-        """Compute some layers of a step, after a call with those before them; the outputs are of the last layer."""
+        `layers`: a range of them, after a call for those before it; only the call for the last one has outputs.
+        """
         self._follow(cache)
         num_logits = len(inputs.logit_indices)
         if num_logits > len(self._logits):
@@ -129,7 +123,7 @@ class NativeDecoder:
             inputs.given_rows,
             inputs.coordinates,
             inputs.ends_seen,
-            layers=(layers.start, -1 if len(layers) == len(self.spec.layers) else layers.stop),
+            layers=layers,
         )
         return StepOutputs(self._logits[:num_logits], finite, finite_logits, states[:, :size])
 

@@ -14,10 +14,11 @@ from quire.compute.models.base import DecoderSpec
 from quire.compute.models.vision.spec import Matrix, VisionSpec
 from quire.compute.native.decoder import PANEL_WIDTH, NativeDecoder
 from quire.compute.native.shape import decoder_shape
-from quire.compute.vision.encoder import BLOCK_SIZE, TowerEncoder, cache_blocks, shared_cache
+from quire.compute.vision.encoder import BLOCK_SIZE, SharedCache, TowerEncoder, cache_blocks, shared_cache
 from quire.compute.vision.weights import VisionWeights, fitted
 from quire.compute.weights.decoder_weights import PartWeights, WeightReader
 from quire.compute.weights.weight_file import WeightFile
+from quire.compute.worker.model_runner import StepInputs
 from quire.core.kv_spec import KVCacheSpec
 
 if TYPE_CHECKING:
@@ -25,6 +26,23 @@ if TYPE_CHECKING:
 
 INPUT_BYTES: Final = 12
 """The bytes of a number of a product's input: as float, and rounded for the instructions of a machine."""
+
+
+class NativeTower:
+    """Implements `Tower`; a part is a layer."""
+
+    def __init__(self, decoder: NativeDecoder, cache: SharedCache) -> None:
+        self.decoder = decoder
+        self._cache = cache
+
+    @property
+    def num_parts(self) -> int:
+        """The number of layers."""
+        return len(self.decoder.spec.layers)
+
+    def run(self, inputs: StepInputs, part: int) -> FloatArray:
+        """Compute a layer, right after the layer before it; the last one returns the states of all rows."""
+        return self.decoder.run(inputs, self._cache, layers=(part, part + 1)).states
 
 
 class NativeProducts:
@@ -64,9 +82,8 @@ def native_encoder(
     runner = NativeDecoder(tower, decoder, reader)
     decoder.reserve(spec.patches.max_rows, 0)
     products = NativeProducts(weights.matrices, kernels, team)
-    return TowerEncoder(
-        spec, weights.without_matrices(), runner, shared_cache(spec, _one_layer(tower, dtype)), products
-    )
+    cache = shared_cache(spec, _one_layer(tower, dtype))
+    return TowerEncoder(spec, weights.without_matrices(), NativeTower(runner, cache), products)
 
 
 def native_memory(spec: VisionSpec, dtype: str, num_threads: int) -> int:

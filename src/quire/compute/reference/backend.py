@@ -57,6 +57,7 @@ class ReferenceBackend:
             activation_bytes=sum(_activation_bytes(spec, config) for spec in specs)
             + (0 if model.vision is None else reference_memory(model.vision)),
             makes_vectors=True,
+            reads_images=model.vision is not None,
             adapter_bytes=adapter_bytes(model, config, "float32"),
         )
         return cls(facts, model)

@@ -43,7 +43,6 @@ from quire.compute.weights.int4 import KV_ROUNDINGS
 from quire.compute.worker.cache_engine import CacheEngine, LayerCache
 from quire.compute.worker.key_centres import BLOCK, key_centres, num_blocks
 from quire.compute.worker.model_runner import StepInputs, StepOutputs
-from quire.core.errors import InvariantError
 
 
 class ReferenceDecoder:
@@ -72,17 +71,6 @@ class ReferenceDecoder:
     def vocab_size(self) -> int:
         """The number of tokens of the model."""
         return self.spec.vocab_size
-
-    @property
-    def layers_at_once(self) -> int:
-        """The layers that one call computes."""
-        return len(self.spec.layers)
-
-    def run_layers(self, inputs: StepInputs, cache: CacheEngine, layers: range) -> StepOutputs:
-        """Compute one step of an encoder, which must be all its layers."""
-        if len(layers) != len(self.spec.layers):
-            raise InvariantError("the reference computes all layers at once")
-        return self.run(inputs, cache)
 
     def run(self, inputs: StepInputs, cache: CacheEngine) -> StepOutputs:
         """Compute one step. Mutates the slots of its tokens in the cache, and nothing else."""

@@ -9,10 +9,25 @@ from quire.compute.models.vision.spec import Matrix, VisionSpec
 from quire.compute.reference.attention import TILE
 from quire.compute.reference.decoder import ReferenceDecoder
 from quire.compute.reference.operations import activate, linear
-from quire.compute.vision.encoder import BLOCK_SIZE, TowerEncoder, cache_blocks, shared_cache
+from quire.compute.vision.encoder import BLOCK_SIZE, SharedCache, TowerEncoder, cache_blocks, shared_cache
 from quire.compute.vision.weights import VisionWeights, fitted
 from quire.compute.weights.decoder_weights import DecoderWeights, PartWeights
 from quire.compute.weights.weight_file import WeightFile
+from quire.compute.worker.model_runner import StepInputs
+
+
+class ReferenceTower:
+    """Implements `Tower`; the whole image is one part."""
+
+    num_parts = 1
+
+    def __init__(self, decoder: ReferenceDecoder, cache: SharedCache) -> None:
+        self._decoder = decoder
+        self._cache = cache
+
+    def run(self, inputs: StepInputs, part: int) -> FloatArray:
+        """Compute an image and return the states of all rows."""
+        return self._decoder.run(inputs, self._cache).states
 
 
 class ReferenceProducts:
@@ -33,7 +48,7 @@ def reference_encoder(spec: VisionSpec, checkpoint: WeightFile) -> TowerEncoder:
     tower, weights = spec.tower, VisionWeights.load(spec, checkpoint, "float32")
     runner = ReferenceDecoder(tower, DecoderWeights.load(tower, checkpoint))
     cache = shared_cache(spec, tower.with_layers(1).kv_cache_spec(BLOCK_SIZE))
-    return TowerEncoder(spec, weights, runner, cache, ReferenceProducts(weights.matrices))
+    return TowerEncoder(spec, weights, ReferenceTower(runner, cache), ReferenceProducts(weights.matrices))
 
 
 def reference_memory(spec: VisionSpec) -> int:

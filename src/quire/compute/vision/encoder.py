@@ -1,17 +1,20 @@
 """TowerEncoder: interprets a `VisionSpec`.
 
-    pixels ─► normalised patches ─► × matrix ─► + positions ─► tower, in one step ─► connector ─► rows
+    pixels ─► normalised patches ─► × matrix ─► + positions ─► tower, layer by layer ─► connector ─► rows
 
-Each engine has its own `Tower` and its own products; the rest is the same in all engines. An image is one step of the
-tower, alone, so its rows have the same bits whatever else is computed. Every layer writes the keys and
-values of all rows before it reads them, and no later step reads them: so all layers share the memory of one.
+Each engine has its own tower and its own products; the rest is the same in all engines. An image is one step of the
+tower, alone, so its rows have the same bits whatever else is computed. Every layer writes the keys and values of all
+rows before it reads them, and no later step reads them: so all layers share the memory of one.
+
+The work can stop after each layer, because steps of the text model must not wait for a large image. The states of a
+layer stay in the memory of the tower. If the tower is given another image meanwhile, the first one begins again.
 """
 
 from __future__ import annotations
 
-import math
 import time
-from typing import Any, Final, Protocol
+from collections.abc import Generator
+from typing import Final, Protocol
 
 import numpy as np
 
@@ -22,7 +25,7 @@ from quire.compute.vision.patches import block_order, patch_rows
 from quire.compute.vision.weights import VisionWeights
 from quire.compute.weights.decoder_weights import PartWeights
 from quire.compute.worker.cache_engine import CacheArray, CacheEngine, LayerCache
-from quire.compute.worker.model_runner import StepInputs, StepOutputs
+from quire.compute.worker.model_runner import StepInputs
 from quire.core.errors import InvariantError
 from quire.core.images import Image
 from quire.core.kv_spec import KVCacheSpec
@@ -30,24 +33,24 @@ from quire.core.kv_spec import KVCacheSpec
 BLOCK_SIZE: Final = 64
 
 
+class Tower(Protocol):
+    """The layers of an encoder."""
+
+    @property
+    def num_parts(self) -> int:
+        """The parts in which it computes an image."""
+        ...
+
+    def run(self, inputs: StepInputs, part: int) -> FloatArray:
+        """Compute a part, right after the part before it; the last one returns the states of all rows. Mutates."""
+        ...
+
+
 class Products(Protocol):
     """The matrices outside of the tower."""
 
     def multiply(self, matrix: Matrix, rows: FloatArray) -> FloatArray:
         """Return the activation of a matrix times each row. Does not mutate."""
-        ...
-
-
-class Tower(Protocol):
-    """The layers of an encoder, a few of which can be computed at a time."""
-
-    @property
-    def layers_at_once(self) -> int:
-        """The layers to compute in one call."""
-        ...
-
-    def run_layers(self, inputs: StepInputs, cache: Any, layers: range) -> StepOutputs:
-        """Compute some layers, after a call with those before them. The outputs of the last layer are complete."""
         ...
 
 
@@ -68,19 +71,34 @@ class SharedCache(CacheEngine):
         return super().layer(0)
 
 
+class EncoderWork:
+    """Implements `ImageWork`."""
+
+    def __init__(self, parts: Generator[None, None, FloatArray]) -> None:
+        self._parts = parts
+
+    def advance(self, budget_s: float) -> FloatArray | None:
+        """Compute parts until this time is over, at least one; return the rows once they are complete. Mutates."""
+        end_s = time.perf_counter() + budget_s
+        try:
+            next(self._parts)
+            while time.perf_counter() < end_s:
+                next(self._parts)
+        except StopIteration as end:
+            rows: FloatArray = end.value
+            return rows
+        return None
+
+
 class TowerEncoder:
     """Implements `ImageEncoder`."""
 
-    def __init__(
-        self, spec: VisionSpec, weights: VisionWeights, tower: Tower, cache: SharedCache, products: Products
-    ) -> None:
+    def __init__(self, spec: VisionSpec, weights: VisionWeights, tower: Tower, products: Products) -> None:
         self.spec = spec
-        self.layers_at_once = tower.layers_at_once
-        self.owner: TowerWork | None = None  # the work whose states the tower holds
         self._weights = weights
         self._tower = tower
-        self._cache = cache
         self._products = products
+        self._in_tower: object = None
 
     @property
     def placeholder(self) -> int:
@@ -92,50 +110,35 @@ class TowerEncoder:
         """The pixels per side of a token's part of the image, if tokens have coordinates."""
         return self.spec.cell
 
-    @property
-    def num_layers(self) -> int:
-        """The number of the tower's layers."""
-        return len(self.spec.tower.layers)
+    def begin(self, image: Image) -> EncoderWork:
+        """Return the work of encoding an image. Several may be begun; does not mutate."""
+        return EncoderWork(self._parts(image))
 
-    def begin(self, image: Image) -> TowerWork:
-        """Return the work of encoding an image."""
-        return TowerWork(self, image)
-
-    def encode(self, image: Image) -> FloatArray:
-        """Return a row for each placeholder of an image, `[num_rows, hidden_size]`."""
-        rows = self.begin(image).advance(math.inf)
-        if rows is None:
-            raise InvariantError("an image is not encoded, although there was time")
-        return rows
-
-    def rows_of(self, image: Image) -> FloatArray:
-        """Return the rows of an image that the tower reads."""
-        patches = self.spec.patches
-        grid = patches.grid(image.height, image.width)
-        return self._with_positions(self._products.multiply(patches.matrix, patch_rows(image, self.spec)), grid)
-
-    def connected(self, states: FloatArray) -> FloatArray:
-        """Return the rows for the text model, from the states of the tower."""
+    def _parts(self, image: Image) -> Generator[None, None, FloatArray]:
+        """Compute an image, with a pause after each part; return a row for each placeholder."""
+        inputs = self._inputs(image)
+        yield
+        this, part, states = object(), 0, inputs.given_rows
+        while part < self._tower.num_parts:
+            part = part if self._in_tower is this else 0
+            self._in_tower = this
+            states = self._tower.run(inputs, part)
+            part += 1
+            yield
         states = states[self.spec.patches.num_first :]
         for step in self.spec.connector:
             states = self._take(step, states)
         return states
 
-    def _with_positions(self, rows: FloatArray, grid: tuple[int, int]) -> FloatArray:
-        """Return the rows with that of the whole image first, if the tower has it, and with their positions."""
-        patches, first = self.spec.patches, self._weights.first
-        if first is not None:
-            rows = np.concatenate([first[None], rows])
-        if self._weights.positions is not None:
-            order = block_order(*grid, patches.merge) + patches.num_first
-            rows = rows + self._weights.positions[np.concatenate([np.arange(patches.num_first), order])]
-        return rows
-
-    def run(self, rows: FloatArray, layers: range) -> FloatArray:
-        """Compute some layers, after a call with those before them; return the states of all rows, if these are all."""
+    def _inputs(self, image: Image) -> StepInputs:
+        """Return the step of the tower for an image."""
+        patches = self.spec.patches
+        grid = patches.grid(image.height, image.width)
+        rows = self._products.multiply(patches.matrix, patch_rows(image, self.spec))
+        rows = self._with_positions(rows, grid)
         count, empty = len(rows), np.zeros(0, np.int64)
         indices = np.arange(count)
-        inputs = StepInputs(
+        return StepInputs(
             entries=(0,),
             query_starts=np.array([0, count]),
             token_ids=np.zeros(count, np.int64),
@@ -149,7 +152,16 @@ class TowerEncoder:
             given=indices,
             given_rows=np.ascontiguousarray(rows, np.float32),
         )
-        return self._tower.run_layers(inputs, self._cache, layers).states
+
+    def _with_positions(self, rows: FloatArray, grid: tuple[int, int]) -> FloatArray:
+        """Return the rows with that of the whole image first, if the tower has it, and with their positions."""
+        patches, first = self.spec.patches, self._weights.first
+        if first is not None:
+            rows = np.concatenate([first[None], rows])
+        if self._weights.positions is not None:
+            order = block_order(*grid, patches.merge) + patches.num_first
+            rows = rows + self._weights.positions[np.concatenate([np.arange(patches.num_first), order])]
+        return rows
 
     def _take(self, step: Step, rows: FloatArray) -> FloatArray:
         """Return the rows after a step of the connector."""
@@ -166,31 +178,6 @@ class TowerEncoder:
                 average: FloatArray = rows.reshape(-1, count, rows.shape[1]).sum(axis=1) / np.float32(count)
                 return average
         raise InvariantError(f"no step of a connector: {step}")
-
-
-class TowerWork:
-    """The encoding of one image, layer after layer; begins again if the tower encoded another image in between."""
-
-    def __init__(self, encoder: TowerEncoder, image: Image) -> None:
-        self._encoder = encoder
-        self._image = image
-        self._rows: FloatArray | None = None
-        self._num_done = 0  # layers
-
-    def advance(self, budget_s: float) -> FloatArray | None:
-        """Compute at least one layer, and others for about this long; return the rows after the last one. Mutates."""
-        encoder, end_s = self._encoder, time.perf_counter() + budget_s
-        if self._rows is None or encoder.owner is not self:
-            encoder.owner, self._rows, self._num_done = self, encoder.rows_of(self._image), 0
-        while True:
-            layers = range(self._num_done, min(self._num_done + encoder.layers_at_once, encoder.num_layers))
-            states = encoder.run(self._rows, layers)
-            self._num_done = layers.stop
-            if self._num_done == encoder.num_layers:
-                encoder.owner = None
-                return encoder.connected(states)
-            if time.perf_counter() >= end_s:
-                return None
 
 
 def _normalized(rows: FloatArray, part: PartWeights, spec: NormSpec) -> FloatArray:

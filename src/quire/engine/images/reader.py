@@ -34,6 +34,7 @@ MAX_IMAGES: Final = 64
 MAX_ALL_PIXELS: Final = 1 << 27
 """The most pixels of all images of a request: ten photos of 12 megapixels. Decoding them takes seconds."""
 
+TRIAL_SIZE: Final = (128, 96)
 LAYOUTS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "CLIPImageProcessor": "quire.engine.images.llava:LlavaLayout",
@@ -88,6 +89,19 @@ class ImageReader:
         module, _, name = LAYOUTS[kind].partition(":")
         layout: Layout = getattr(import_module(module), name).read(settings)
         return cls(layout, max_tokens=max_tokens)
+
+    def require_rows(self, num_rows: Callable[[int, int], int], where: str) -> None:
+        """Raise `CheckpointError` unless tiles have as many placeholders as the image encoder makes rows of them.
+
+        `num_rows`: the rows of a tile of a height and width. Does not mutate.
+        """
+        from PIL import Image as pillow
+
+        for tile in self._read(where, pillow.new("RGB", TRIAL_SIZE)).tiles:
+            found, expected = tile.tokens.count(self.placeholder), num_rows(tile.height, tile.width)
+            if found != expected:
+                allowed = f"{expected}, as many as its image encoder makes"
+                raise CheckpointError(f"{where}: tokens of {tile.height} x {tile.width} pixels", found, allowed)
 
     def read(self, sent: Sequence[SentImage]) -> list[ReadImage]:
         """Return images as text, tokens and pixels; raises `InvalidRequestError`. Does not mutate."""

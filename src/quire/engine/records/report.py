@@ -48,7 +48,7 @@ class EngineReport:
 
     def facts(self) -> list[tuple[str, str]]:
         """Return the rows of the table as label and text, without the memory. Does not mutate."""
-        plan = self.plan
+        plan, images = self.plan, ", reads images" if self.reads_images else ""
         threads = f", {self.num_threads} thread{'s' * (self.num_threads > 1)}" if self.num_threads else ""
         others = [
             (name, dtype) for name, dtype in (("weights", self.weights), ("KV", self.kv_dtype)) if dtype != "auto"
@@ -64,7 +64,7 @@ class EngineReport:
         host = [("host cache", kept)] if self.has_host_cache else []
         disk = [("disk cache", f"{plan.num_disk_slots:,} blocks in {self.disk_cache}")] if self.disk_cache else []
         return [
-            ("model", f"{self.model}: {self.architecture}, {self.num_layers} layers, {numbers}"),
+            ("model", f"{self.model}: {self.architecture}, {self.num_layers} layers, {numbers}{images}"),
             *([("replicas", f"{self.replicas}, each as follows")] if self.replicas != "1" else ()),
             ("runs on", f"{self.backend} backend, {self.instruction_set}{threads}"),
             ("context", f"{plan.max_model_len:,} tokens{cut}"),

@@ -67,7 +67,8 @@ async def warm(request: Request) -> Response:
     async def work() -> Response:
         generation, before = await _computed(request, fields, services)
         prompts = [each.request for each in generation.prepared]
-        kept = await CacheCommands(services.model, request.state.context.request_id).keep(prompts)
+        block_size = services.model.config.block_size
+        kept = await CacheCommands(services.model, request.state.context.request_id).keep(prompts, block_size)
         data = [_warm_prompt(services, index, prompts[index], before[index], each) for index, each in enumerate(kept)]
         return json_answer(CacheWarmAnswer("list", shown_model(fields, generation), data))
 
@@ -103,14 +104,15 @@ async def export(request: Request) -> BundleAnswer:
         return generation.prepared[0].request
 
     prompt = await unless_gone(request, work, services.config)
-    num_full = len(prompt.prompt_token_ids) // services.model.config.block_size * services.model.config.block_size
+    block_size = services.model.config.block_size
+    num_full = len(prompt.prompt_token_ids) // block_size * block_size
     if not num_full:
         found = f"{len(prompt.prompt_token_ids)} tokens"
-        raise InvalidRequestError("prompt", found, f"at least {services.model.config.block_size} tokens, one block")
+        raise InvalidRequestError("prompt", found, f"at least {block_size} tokens, one block")
 
     async def keep() -> Kept:
         job = CacheCommands(services.model, request.state.context.request_id)
-        return (await job.keep([prompt], wants_slots=True))[0]
+        return (await job.keep([prompt], block_size, wants_slots=True))[0]
 
     kept = await unless_gone(request, keep, services.config)
     if kept.job.num_stored_tokens < num_full:

@@ -61,12 +61,13 @@ class CacheCommands:
         self._name = name
         self._num_jobs = 0
 
-    async def keep(self, prompts: Sequence[Add], *, wants_slots: bool = False) -> list[Kept]:
+    async def keep(self, prompts: Sequence[Add], block_size: int, *, wants_slots: bool = False) -> list[Kept]:
         """Write the cached blocks of prompts to disk; return the results."""
         found = []
         for prompt in prompts:
-            replica = self._model.holder(prompt.prompt_token_ids, prompt.scope)
-            found += await self.keep_at([replica], prompt.prompt_token_ids, prompt.scope, wants_slots=wants_slots)
+            names = prompt.names(block_size)
+            replica = self._model.holder(names, prompt.scope)
+            found += await self.keep_at([replica], names, prompt.scope, wants_slots=wants_slots)
         return found
 
     async def keep_at(

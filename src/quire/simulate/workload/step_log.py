@@ -12,6 +12,7 @@ reads up to there (`up_to_tear`), and states it.
 from __future__ import annotations
 
 import itertools
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
@@ -19,6 +20,7 @@ from quire.core.errors import TornStepLogError
 from quire.core.request import Request
 from quire.engine.commands import Add
 from quire.engine.records.step_log import Replayed
+from quire.simulate.replica import VOCAB_SIZE
 from quire.simulate.workload.offered import OfferedRequest
 
 
@@ -69,7 +71,7 @@ class RequestsInLog:
             yield OfferedRequest(
                 request.request_id,
                 request.arrival_s - self._first_s,
-                request.tokens[: request.num_prompt_tokens],
+                _told_apart(request),
                 longest,
                 request.sampling.num_sequences,
                 request.sampling.beam_search,
@@ -77,3 +79,11 @@ class RequestsInLog:
                 request.priority,
                 () if request.sampling.beam_search else outputs,
             )
+
+
+def _told_apart(request: Request) -> array[int]:
+    """Return the tokens of a prompt, those of images by their names, so that other images are other tokens."""
+    names = request.names
+    if names is None:
+        return request.tokens[: request.num_prompt_tokens]
+    return array("i", [name if name >= 0 else name % VOCAB_SIZE for name in names])
