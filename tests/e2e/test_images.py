@@ -94,7 +94,7 @@ SAMPLING = {"temperature": 0, "ignore_eos": True}
 
 
 def ask(server: RunningServer, path: str, fields: dict[str, Any]) -> Any:
-    answer = server.post(path, {"stream": False, **fields})
+    answer = server.post(path, fields)
     assert answer.status == 200, answer.body
     return json.loads(answer.body)
 
@@ -117,7 +117,7 @@ def test_every_api_gives_the_answer_of_a_program(server: RunningServer, llm: LLM
     message = ask(server, "/v1/messages", {**blocks, "max_tokens": 6, **SAMPLING})
     assert message["content"][0]["text"] == text
     assert ask(server, "/v1/messages/count_tokens", blocks)["input_tokens"] == num_tokens
-    options = {"options": {"temperature": 0, "num_predict": 6}}
+    options = {"options": {"temperature": 0, "num_predict": 6}, "stream": False}
     shown = ask(server, "/api/chat", {"messages": [{"role": "user", "content": TEXT, "images": [DATA]}], **options})
     assert shown["prompt_eval_count"] == num_tokens
     written = ask(server, "/api/generate", {"prompt": TEXT, "images": [DATA], **options})

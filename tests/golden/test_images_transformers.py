@@ -28,9 +28,39 @@ SETTINGS = {
         {"image_processor_type": "LlavaImageProcessor", "do_pad": True},
         {"image_processor_type": "LlavaImageProcessor", "do_pad": True, "image_mean": [0.1, 0.5, 1.0]},
     ],
+    "Gemma 3": [{}, {"size": {"height": 30, "width": 30}, "resample": 0}],
+    "Qwen2-VL": [
+        {},
+        {"min_pixels": None, "max_pixels": None, "size": {"shortest_edge": 3136, "longest_edge": 90_000}},
+        {"patch_size": 16},
+        {"merge_size": 1, "patch_size": 8},
+    ],
     "Pixtral": [{}, {"size": {"height": 100, "width": 50}}, {"size": {"longest_edge": 2048}}],
 }
 CASES = [(family, settings) for family in FOLDERS for settings in SETTINGS[family]]
+
+
+class Qwen2VL:
+    """The processor of Qwen2-VL without videos, which transformers can make only with torchvision."""
+
+    def __init__(self, images: Any, tokenizer: Any) -> None:
+        self.images, self.tokenizer = images, tokenizer
+
+    def __call__(self, images: list[Image.Image], text: str, **options: Any) -> dict[str, Any]:
+        found = self.images(images, do_rescale=False, do_normalize=False)
+        merge, patch, start, tiles = self.images.merge_size, self.images.patch_size, 0, []
+        for _, rows, columns in found["image_grid_thw"]:
+            text = text.replace("<|image_pad|>", "<pad>" * (rows * columns // merge**2), 1)
+            patches = found["pixel_values"][start : start + rows * columns]
+            start += rows * columns
+            grid = patches.reshape(rows // merge, columns // merge, merge, merge, 3, 2, patch, patch)
+            assert np.array_equal(grid[..., 0, :, :], grid[..., 1, :, :])
+            tile = grid[..., 0, :, :].transpose(4, 0, 2, 5, 1, 3, 6)
+            tiles.append(tile.reshape(3, rows * patch, columns * patch))
+        return {
+            "input_ids": self.tokenizer([text.replace("<pad>", "<|image_pad|>")])["input_ids"],
+            "pixel_values": tiles,
+        }
 
 
 def processor(family: str, folder: Path) -> Any:
@@ -53,6 +83,19 @@ def processor(family: str, folder: Path) -> Any:
         kind = json.loads((folder / "preprocessor_config.json").read_text())["image_processor_type"]
         images = kinds[kind.removesuffix("ImageProcessor")].from_pretrained(folder)
         return transformers.LlavaProcessor(images, tokenizer, patch_size=14, vision_feature_select_strategy="full")
+    if family == "Gemma 3":
+        from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+
+        names = {"boi": "<start_of_image>", "eoi": "<end_of_image>", "image": "<image_soft_token>"}
+        for name, text in names.items():
+            setattr(tokenizer, f"{name}_token", text)
+            setattr(tokenizer, f"{name}_token_id", tokenizer.convert_tokens_to_ids(text))
+        images = Gemma3ImageProcessorPil.from_pretrained(folder)
+        return transformers.Gemma3Processor(images, tokenizer, image_seq_length=20)
+    if family == "Qwen2-VL":
+        from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+        return Qwen2VL(Qwen2VLImageProcessorPil.from_pretrained(folder), tokenizer)
     from transformers.models.pixtral import image_processing_pil_pixtral
 
     # PixtralProcessor takes one function from a module that needs torchvision; another module has it too
@@ -77,7 +120,7 @@ def test_tokens_and_pixels_are_those_of_transformers(
         found = encode_prompt(messages, ours)
         shown = [{"role": "user", "content": [{"type": "image"}] * images + messages[0]["content"][images:]}]
         text = theirs.tokenizer.apply_chat_template(shown, tokenize=False, add_generation_prompt=True)
-        options = {} if family == "LLaVA" else {"do_pad": False}  # others pad the images of a batch
+        options = {} if family not in ("SmolVLM", "Pixtral") else {"do_pad": False}  # others pad the images of a batch
         expected = theirs(
             images=pictures, text=text, do_rescale=False, do_normalize=False, return_tensors=None, **options
         )

@@ -425,6 +425,48 @@ def test_pixtral_ends_each_row_of_patches(tmp_path: Path) -> None:
     assert [(each.start, each.height, each.width, each.num_tokens) for each in found.images] == [(2, 32, 48, 8)]
 
 
+def test_gemma_makes_one_square_whose_tokens_belong_together(tmp_path: Path) -> None:
+    text, found = prompt_of(tmp_path, "Gemma 3", picture(300, 60))
+    image = "\n\n<start_of_image>" + "<image_soft_token>" * 20 + "<end_of_image>\n\n"
+    turn = f"<start_of_turn>user\n{image}What is this?<end_of_turn>\n"
+    assert text == f"{turn}<start_of_turn>model\n"
+    assert [(each.height, each.width, each.num_tokens, each.is_whole) for each in found.images] == [(56, 70, 20, True)]
+
+
+def test_qwen_keeps_the_shape_of_an_image(tmp_path: Path) -> None:
+    text, found = prompt_of(tmp_path, "Qwen2-VL", picture(90, 55))
+    assert text.startswith("<|im_start|>user\n<|vision_start|>" + "<|image_pad|>" * 6 + "<|vision_end|>What")
+    assert [(each.height, each.width, each.num_tokens) for each in found.images] == [(56, 84, 6)]
+    with pytest.raises(InvalidRequestError, match="an image at most 200 times as long as wide"):
+        prompt_of(tmp_path, "Qwen2-VL", picture(201, 1))
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "field"),
+    [
+        ("Gemma 3", {"do_pan_and_scan": True}, "do_pan_and_scan"),
+        ("Gemma 3", {"size": {"height": 56}, "crop_size": None}, ""),
+        ("Qwen2-VL", {"min_pixels": 60_000}, "max_pixels"),
+        ("Qwen2-VL", {"max_pixels": 1 << 26}, "max_pixels"),
+        ("Qwen2-VL", {"max_pixels": 100, "min_pixels": 1}, "max_pixels"),
+        ("Qwen2-VL", {"merge_size": 17}, "merge_size"),
+        ("LLaVA", {"do_center_crop": False}, "do_center_crop"),
+        ("LLaVA", {"crop_size": {"height": 0, "width": 1}}, "crop_size.height"),
+        ("LLaVA", {"image_mean": [0.5, 0.5]}, "image_mean"),
+        ("LLaVA", {"image_mean": [0.5, 0.5, 2]}, "image_mean"),
+        ("Pixtral", {"patch_size": {"height": 5000}}, ""),
+    ],
+)
+def test_settings_of_families_have_bounds(tmp_path: Path, family: str, changes: dict[str, Any], field: str) -> None:
+    write_folder(tmp_path, family, **changes)
+    if not field:
+        open_tokenizer(tmp_path)
+        return
+    with pytest.raises(CheckpointError) as caught:
+        open_tokenizer(tmp_path)
+    assert caught.value.field.endswith(f"json: {field}")
+
+
 def test_an_image_of_very_few_tokens_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequestError, match="an image of at least 4 tokens"):
         prompt_of(tmp_path, "Pixtral", picture(32, 16))

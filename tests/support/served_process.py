@@ -77,9 +77,11 @@ class ServedProcess:
 
 
 @contextmanager
-def served_process(folder: Path, *arguments: str, failpoints: str = "") -> Iterator[ServedProcess]:
-    """Start `quire serve guide` with these arguments in a group of its own, and wait until it can answer."""
-    command = [sys.executable, "-m", "quire", "serve", "guide", "--port", "0", "--num-threads", "1", *arguments]
+def served_process(
+    folder: Path, *arguments: str, failpoints: str = "", model: str = "guide"
+) -> Iterator[ServedProcess]:
+    """Start `quire serve` with a model and these arguments in a group of its own, and wait until it can answer."""
+    command = [sys.executable, "-m", "quire", "serve", model, "--port", "0", "--num-threads", "1", *arguments]
     variables = {name: value for name, value in os.environ.items() if not name.startswith("QUIRE_")}
     if failpoints:
         variables[FAILPOINTS_VARIABLE] = failpoints

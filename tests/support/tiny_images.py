@@ -38,6 +38,18 @@ PIXTRAL: Final = (
     "{{ block['text'] }}{% elif block['type'] in ['image', 'image_url'] %}[IMG]{% endif %}{% endfor %}{% endif %}"
     "[/INST]{% else %}{{ message['content'] }}</s>{% endif %}{% endfor %}"
 )
+GEMMA3: Final = (
+    "{% for m in messages %}<start_of_turn>{{ m.role }}\n{% if m.content is string %}{{ m.content | trim }}{% else %}"
+    "{% for item in m.content %}{% if item.type == 'image' %}<start_of_image>{% else %}{{ item.text | trim }}"
+    "{% endif %}{% endfor %}{% endif %}<end_of_turn>\n{% endfor %}"
+    "{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
+)
+QWEN2_VL: Final = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for c in m.content %}{% if c.type == 'image' or 'image' in c or 'image_url' in c %}"
+    "<|vision_start|><|image_pad|><|vision_end|>{% elif 'text' in c %}{{ c.text }}{% endif %}{% endfor %}{% endif %}"
+    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 CONTENT_AS_TEXT: Final = "{% for message in messages %}<|im_start|>{{ message.content }}<end_of_utterance>{% endfor %}"
 
 FOLDERS: Final[dict[str, dict[str, Any]]] = {
@@ -81,6 +93,30 @@ FOLDERS: Final[dict[str, dict[str, Any]]] = {
             "resample": 3,
         },
         "processor_config.json": {"patch_size": 8, "spatial_merge_size": 2, "processor_class": "PixtralProcessor"},
+    },
+    "Gemma 3": {
+        "template": GEMMA3,
+        "control": ["<start_of_turn>", "<end_of_turn>", "<start_of_image>", "<image_soft_token>", "<end_of_image>"],
+        "preprocessor_config.json": {
+            "image_processor_type": "Gemma3ImageProcessor",
+            "size": {"height": 56, "width": 70},
+            "do_pan_and_scan": None,
+            "resample": 2,
+        },
+        "processor_config.json": {"image_seq_length": 20, "processor_class": "Gemma3Processor"},
+    },
+    "Qwen2-VL": {
+        "template": QWEN2_VL,
+        "control": ["<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>"],
+        "preprocessor_config.json": {
+            "image_processor_type": "Qwen2VLImageProcessor",
+            "min_pixels": 3136,
+            "max_pixels": 50_000,
+            "patch_size": 14,
+            "merge_size": 2,
+            "temporal_patch_size": 2,
+        },
+        "processor_config.json": {},
     },
 }
 """The settings of each family: the names of two files, and what is in them."""

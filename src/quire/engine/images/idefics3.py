@@ -39,6 +39,7 @@ class Idefics3Layout:
     marker: str = "<image>"
     placeholder: str = "<image>"
     tokens: tuple[str, ...] = (AROUND, "<image>")
+    is_whole: bool = False
 
     @classmethod
     def read(cls, settings: ProcessorSettings) -> Idefics3Layout:

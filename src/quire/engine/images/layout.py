@@ -48,6 +48,11 @@ class Layout(Protocol):
         """The special tokens that the vocabulary must have."""
         ...
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether the tokens of a tile attend to one another."""
+        ...
+
     def plan(self, height: int, width: int) -> Plan:
         """Return what an image of this size becomes in a prompt; raises `ValueError` for a size it does not take."""
         ...

@@ -39,6 +39,7 @@ class LlavaLayout:
     marker: str = MARKER
     placeholder: str = MARKER
     tokens: tuple[str, ...] = (MARKER,)
+    is_whole: bool = False
 
     @classmethod
     def read(cls, settings: ProcessorSettings) -> LlavaLayout:

@@ -30,6 +30,7 @@ class PixtralLayout:
     marker: str = MARKER
     placeholder: str = MARKER
     tokens: tuple[str, ...] = (MARKER, BREAK, END)
+    is_whole: bool = False
 
     @classmethod
     def read(cls, settings: ProcessorSettings) -> PixtralLayout:

@@ -38,9 +38,11 @@ TRIAL_SIZE: Final = (128, 96)
 LAYOUTS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "CLIPImageProcessor": "quire.engine.images.llava:LlavaLayout",
+        "Gemma3ImageProcessor": "quire.engine.images.gemma3:Gemma3Layout",
         "Idefics3ImageProcessor": "quire.engine.images.idefics3:Idefics3Layout",
         "LlavaImageProcessor": "quire.engine.images.llava:LlavaLayout",
         "PixtralImageProcessor": "quire.engine.images.pixtral:PixtralLayout",
+        "Qwen2VLImageProcessor": "quire.engine.images.qwen2_vl:Qwen2VLLayout",
         "SiglipImageProcessor": "quire.engine.images.llava:LlavaLayout",
         "SmolVLMImageProcessor": "quire.engine.images.idefics3:Idefics3Layout",
     }
@@ -58,6 +60,7 @@ class Tile:
     height: int
     width: int
     pixels: bytes
+    is_whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +136,7 @@ class ImageReader:
         rgb = decoded(image, where)
         plan = self._plan(where, rgb)  # again: it may have been turned upright
         tiles = (
-            Tile(tokens, tile.height, tile.width, tile.tobytes())
+            Tile(tokens, tile.height, tile.width, tile.tobytes(), self._layout.is_whole)
             for tokens, tile in zip(plan.tiles, self._layout.tiles(rgb), strict=True)
         )
         return ReadImage(plan.text, tuple(tiles))
@@ -169,7 +172,8 @@ def placed(
     tokens, found, end = list[int | None](), list[Image](), 0
     for place, tile in zip(places, tiles, strict=True):
         tokens += ids[end:place]
-        found.append(Image.of(len(tokens), len(tile.tokens), tile.height, tile.width, tile.pixels))
+        size, whole = (tile.height, tile.width), tile.is_whole
+        found.append(Image.of(len(tokens), len(tile.tokens), *size, tile.pixels, is_whole=whole))
         tokens += map(id_of_text.__getitem__, tile.tokens)
         end = place + 1
     return token_array(cast(list[int], [*tokens, *ids[end:]])), tuple(found)

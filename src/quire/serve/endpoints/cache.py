@@ -151,8 +151,9 @@ class BundleAnswer(LongAnswer):
             await send({"type": "http.response.body", "body": piece, "more_body": False})
 
     def _chain(self, store: RunningStore) -> list[KeptBlock]:
+        names = self._prompt.names(self._services.model.config.block_size)
         try:
-            return store.chain(self._slots, self._prompt.prompt_token_ids.tobytes(), self._prompt.scope)
+            return store.chain(self._slots, names.tobytes(), self._prompt.scope)
         except DamagedBlockError as error:
             raise prompt_not_kept(0, len(self._prompt.prompt_token_ids)) from error
 
