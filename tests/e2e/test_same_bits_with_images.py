@@ -16,7 +16,7 @@ import pytest
 from quire import LLM, SamplingParams
 from quire.compute.models import ModelDescription, read_model
 from quire.compute.models.source import ModelFolder
-from quire.core.images import Image
+from quire.core.images import MIN_IMAGE_TOKENS, Image
 from quire.core.request import FinishReason, Request
 from support.swaps import noted_swaps
 from support.vision_models import SETTINGS, SIZES, random_image, vision_of, write_vision_model
@@ -30,6 +30,7 @@ def workload(name: str, model: ModelDescription, *, are_whole: bool) -> list[Job
     """Return prompts with none to three of a few images, some of them alike for a while."""
     chance, vision = random.Random(5), vision_of(model)
     pictures = [random_image(vision, *size, seed=seed) for seed in range(3) for size in SIZES[name]]
+    pictures = [each for each in pictures if each.num_tokens >= MIN_IMAGE_TOKENS]
     jobs = []
     for index in range(10):
         prompt = [(5 * i * i + 3 * i + 1) % 60 for i in range(chance.choice([2, 14, 40]))]

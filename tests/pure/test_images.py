@@ -124,7 +124,21 @@ def test_a_jpeg_of_very_many_scans_is_refused_before_it_is_decoded() -> None:
     start = data.rindex(b"\xff\xda")
     scan = data[start:-2]
     assert read(data).size == (64, 64)
-    assert "at most 100 scans" in str(refusal(lambda: read(data[:-2] + scan * 100 + data[-2:])))
+    assert "at most 64 scans" in str(refusal(lambda: read(data[:-2] + scan * 64 + data[-2:])))
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG"])
+def test_a_file_of_very_many_parts_is_refused_before_it_is_read(kind: str) -> None:
+    """Pillow handles each of them in Python: a file of 24 MiB could take ten seconds."""
+    data = file_of(picture(8, 8), kind)
+    parts = {
+        "PNG": [struct.pack(">I", 0) + b"prVt" + struct.pack(">I", zlib.crc32(b"prVt"))],
+        "JPEG": [b"\xff\xfe\0\x02", b"\xff", b"\xff\xd0", b"a"],
+    }
+    start = data.index(b"IDAT") - 4 if kind == "PNG" else 20  # behind the first segment
+    for part in parts[kind]:
+        assert read(data[:start] + part * 400 + data[start:]).size == (8, 8)
+        assert "very many parts" in str(refusal(lambda part=part: read(data[:start] + part * 1100 + data[start:])))
 
 
 def test_an_image_is_turned_upright() -> None:

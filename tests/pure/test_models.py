@@ -1077,7 +1077,13 @@ def test_positions_of_a_text_in_qwen_vl_are_those_of_qwen(tmp_path: Path) -> Non
     model = read(tmp_path, flat)
     assert model.notices == ("a multimodal model: only its text model is served",)
     plain = {**flat, "architectures": ["Qwen2ForCausalLM"], "rope_scaling": None, "vision_config": None}
-    assert model.spec == replace(read(tmp_path, plain).spec, ignored_prefixes=("visual.",))
+    layers = [replace(layer, rope=layer.rope and replace(layer.rope, axes=())) for layer in model.spec.layers]
+    without_axes = replace(model.spec, layers=tuple(layers))
+    assert without_axes == replace(read(tmp_path, plain).spec, ignored_prefixes=("visual.",))
+    assert {layer.rope and layer.rope.axes for layer in model.spec.layers} == {(0,) * 16 + (1,) * 24 + (2,) * 24}
+    for sections in ([16, 24], [16, 24, 23], [16, 24, "24"], "mrope"):
+        with pytest.raises(CheckpointError, match="mrope_section"):
+            read(tmp_path, published("Qwen2.5-VL-3B", rope_scaling={"type": "mrope", "mrope_section": sections}))
     nested = {"architectures": flat["architectures"], "vision_config": {}, "text_config": flat}
     assert read(tmp_path, nested).spec == model.spec
     newer = read(tmp_path, PUBLISHED["Qwen3-VL-4B"][0])

@@ -63,11 +63,101 @@ LLAVA_7B: dict[str, Any] = {
     "vision_feature_select_strategy": "default",
     "vocab_size": 32064,
 }
-PUBLISHED: dict[str, tuple[dict[str, Any], int, int, int]] = {
-    "SmolVLM-256M-Instruct": (SMOLVLM_256M, 512, 64, 256_484_928),
-    "llava-1.5-7b-hf": (LLAVA_7B, 336, 576, 7_063_427_072 - 12_598_272),  # without the last layer and norm
+PIXTRAL_12B: dict[str, Any] = {
+    "architectures": ["LlavaForConditionalGeneration"],
+    "image_seq_length": 1,
+    "image_token_index": 10,
+    "projector_hidden_act": "gelu",
+    "text_config": {
+        **{"hidden_size": 5120, "head_dim": 128, "num_attention_heads": 32, "intermediate_size": 14336},
+        **{"max_position_embeddings": 1024000, "model_type": "mistral", "num_hidden_layers": 40},
+        **{"num_key_value_heads": 8, "rms_norm_eps": 1e-05, "rope_theta": 1e9, "sliding_window": None},
+        "vocab_size": 131072,
+    },
+    "torch_dtype": "bfloat16",
+    "vision_config": {
+        **{"head_dim": 64, "hidden_act": "silu", "image_size": 1024, "model_type": "pixtral", "patch_size": 16},
+        "rope_theta": 10000.0,
+    },
+    "vision_feature_layer": -1,
+    "vision_feature_select_strategy": "full",
 }
-"""Settings, the size of an image, its rows, and the number of parameters."""
+MISTRAL_SMALL_24B: dict[str, Any] = {
+    "architectures": ["Mistral3ForConditionalGeneration"],
+    "image_token_index": 10,
+    "multimodal_projector_bias": False,
+    "projector_hidden_act": "gelu",
+    "spatial_merge_size": 2,
+    "text_config": {
+        **{"head_dim": 128, "hidden_act": "silu", "hidden_size": 5120, "intermediate_size": 32768},
+        **{"max_position_embeddings": 131072, "model_type": "mistral", "num_attention_heads": 32},
+        **{"num_hidden_layers": 40, "num_key_value_heads": 8, "rms_norm_eps": 1e-05, "rope_theta": 1e9},
+        **{"sliding_window": None, "vocab_size": 131072},
+    },
+    "torch_dtype": "bfloat16",
+    "vision_config": {
+        **{"head_dim": 64, "hidden_act": "silu", "hidden_size": 1024, "image_size": 1540, "intermediate_size": 4096},
+        **{"model_type": "pixtral", "num_attention_heads": 16, "num_channels": 3, "num_hidden_layers": 24},
+        **{"patch_size": 14, "rope_theta": 10000.0},
+    },
+    "vision_feature_layer": -1,
+}
+GEMMA3_4B: dict[str, Any] = {
+    "architectures": ["Gemma3ForConditionalGeneration"],
+    "image_token_index": 262144,
+    "mm_tokens_per_image": 256,
+    "text_config": {
+        **{"hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text", "num_hidden_layers": 34},
+        **{"rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024},
+        **{"head_dim": 256, "num_key_value_heads": 4},
+    },
+    "torch_dtype": "bfloat16",
+    "vision_config": {
+        **{"hidden_size": 1152, "image_size": 896, "intermediate_size": 4304, "model_type": "siglip_vision_model"},
+        **{"num_attention_heads": 16, "num_hidden_layers": 27, "patch_size": 14, "vision_use_head": False},
+    },
+}
+QWEN2_VL_2B: dict[str, Any] = {
+    "architectures": ["Qwen2VLForConditionalGeneration"],
+    **{"image_token_id": 151655, "hidden_act": "silu", "hidden_size": 1536, "intermediate_size": 8960},
+    **{"max_position_embeddings": 32768, "max_window_layers": 28, "num_attention_heads": 12},
+    **{"num_hidden_layers": 28, "num_key_value_heads": 2, "rms_norm_eps": 1e-06, "rope_theta": 1000000.0},
+    **{"sliding_window": 32768, "tie_word_embeddings": True, "use_sliding_window": False, "vocab_size": 151936},
+    "torch_dtype": "bfloat16",
+    "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
+    "vision_config": {
+        **{"depth": 32, "embed_dim": 1280, "mlp_ratio": 4, "num_heads": 16, "in_chans": 3, "hidden_size": 1536},
+        **{"patch_size": 14, "spatial_merge_size": 2, "spatial_patch_size": 14, "temporal_patch_size": 2},
+    },
+}
+LFM2_VL_450M: dict[str, Any] = {
+    "architectures": ["Lfm2VlForConditionalGeneration"],
+    **{"downsample_factor": 2, "encoder_patch_size": 16, "image_token_index": 396, "max_image_tokens": 256},
+    **{"projector_bias": True, "projector_hidden_act": "gelu", "projector_hidden_size": 2560, "tile_size": 512},
+    "text_config": {
+        **{"block_auto_adjust_ff_dim": True, "block_ff_dim": 6656, "block_ffn_dim_multiplier": 1.0},
+        **{"block_multiple_of": 256, "conv_L_cache": 3, "conv_bias": False, "eos_token_id": 7},
+        **{"full_attn_idxs": [2, 5, 8, 10, 12, 14], "hidden_size": 1024, "max_position_embeddings": 128000},
+        **{"model_type": "lfm2", "norm_eps": 1e-05, "num_attention_heads": 16, "num_hidden_layers": 16},
+        **{"num_key_value_heads": 8, "rope_theta": 1000000.0, "vocab_size": 65536},
+    },
+    "torch_dtype": "bfloat16",
+    "vision_config": {
+        **{"hidden_act": "gelu_pytorch_tanh", "hidden_size": 768, "intermediate_size": 3072, "layer_norm_eps": 1e-06},
+        **{"model_type": "siglip2_vision_model", "num_attention_heads": 12, "num_channels": 3},
+        **{"num_hidden_layers": 12, "num_patches": 256, "patch_size": 16, "vision_use_head": False},
+    },
+}
+PUBLISHED: dict[str, tuple[dict[str, Any], tuple[int, int], int, int]] = {
+    "SmolVLM-256M-Instruct": (SMOLVLM_256M, (512, 512), 64, 256_484_928),
+    "llava-1.5-7b-hf": (LLAVA_7B, (336, 336), 576, 7_063_427_072 - 12_598_272),  # without the last layer and norm
+    "pixtral-12b": (PIXTRAL_12B, (1024, 768), 3072, 12_682_739_712),
+    "Mistral-Small-3.1-24B": (MISTRAL_SMALL_24B, (1540, 1540), 3025, 24_011_361_280),
+    "gemma-3-4b-it": (GEMMA3_4B, (896, 896), 256, 4_300_079_472),
+    "Qwen2-VL-2B-Instruct": (QWEN2_VL_2B, (560, 840), 600, 2_208_985_600),
+    "LFM2-VL-450M": (LFM2_VL_450M, (384, 640), 240, 450_822_656),
+}
+"""Settings, the height and width of an image, its rows, and the number of parameters."""
 
 
 def read(folder: Path, settings: dict[str, Any], pixels: dict[str, Any] | None = None) -> ModelDescription:
@@ -88,15 +178,15 @@ def changed(settings: dict[str, Any], **changes: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_encoder_has_its_rows_and_parameters(name: str, tmp_path: Path) -> None:
-    settings, size, num_rows, num_parameters = PUBLISHED[name]
+    settings, (height, width), num_rows, num_parameters = PUBLISHED[name]
     model = read(tmp_path, settings)
     vision = vision_of(model)
     assert model.notices == ()
-    assert vision.num_placeholders(size, size) == num_rows
+    assert vision.num_placeholders(height, width) == num_rows
     shapes = {**expected_tensors(model.spec), **expected_tensors(vision.tower), **own_tensors(vision)}
     assert sum(map(math.prod, shapes.values())) == num_parameters
     assert all(not key.startswith(vision.prefixes) for key in expected_tensors(model.spec))
-    assert set(vision.prefixes) == set(model.spec.ignored_prefixes) or vision.prefixes[0].startswith("vision_tower.")
+    assert set(vision.prefixes) == set(model.spec.ignored_prefixes)
     of_tower = {key: shape for key, shape in shapes.items() if key.startswith(vision.prefixes)}
     assert vision_bytes(vision, "float32") == 4 * sum(map(math.prod, of_tower.values()))
     assert vision_bytes(vision, "float32") > vision_bytes(vision, "bfloat16") > vision_bytes(vision, "float32") // 2
@@ -123,6 +213,19 @@ def test_llava_leaves_out_the_last_layer_and_the_first_row(tmp_path: Path) -> No
     assert shorter.connector == vision.connector
     for index, count in ((-1, 24), (3, 3), (24, 24), (-24, 1)):
         assert len(vision_of(read(tmp_path, changed(LLAVA_7B, vision_feature_layer=index))).tower.layers) == count
+
+
+def test_memory_bounds_the_images_of_qwen_vl(tmp_path: Path) -> None:
+    for pixels, num_patches in (
+        ({}, 28 * 28 * 1280 // 196),
+        ({"max_pixels": 12_845_056}, 1 << 14),
+        ({"size": {"longest_edge": 401_408}}, 2048),
+        ({"max_pixels": 1}, 4),
+    ):
+        assert vision_of(read(tmp_path, QWEN2_VL_2B, pixels)).patches.max_patches == num_patches
+    vision = vision_of(read(tmp_path, QWEN2_VL_2B, {"max_pixels": 12_845_056}))
+    assert (vision.cell, vision.tower_has_axes, vision.patches.num_numbers) == (28, True, 1176)
+    assert vision_of(read(tmp_path, LFM2_VL_450M, {"tile_size": 1024})).patches.max_patches == 4096
 
 
 def test_pixels_are_normalised_as_the_settings_say(tmp_path: Path) -> None:
@@ -159,6 +262,18 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "several layers": (LLAVA_7B, {"vision_feature_layer": [-2, -5]}, "vision_feature_layer"),
     "no layer": (LLAVA_7B, {"vision_feature_layer": 0}, "from 1 to 24"),
     "the first row": (LLAVA_7B, {"vision_feature_select_strategy": "full"}, "vision_feature_select_strategy is 'full'"),
+    "an average of no whole squares": (GEMMA3_4B, {"mm_tokens_per_image": 225}, "mm_tokens_per_image is 225"),
+    "an average of another number": (GEMMA3_4B, {"mm_tokens_per_image": 200}, "mm_tokens_per_image is 200"),
+    "a tower that is no SigLIP": (GEMMA3_4B, {"vision_config__model_type": "clip"}, "model_type is 'clip'"),
+    "a tower that is no Pixtral": (MISTRAL_SMALL_24B, {"vision_config__model_type": "clip"}, "model_type is 'clip'"),
+    "wider heads": (MISTRAL_SMALL_24B, {"vision_config__head_dim": 128}, "head_dim is 128"),
+    "an image of no patch": (MISTRAL_SMALL_24B, {"vision_config__image_size": 27}, "image_size is 27"),
+    "an image of many patches": (MISTRAL_SMALL_24B, {"vision_config__image_size": 4096}, "image_size is 4096"),
+    "frequencies without end": (MISTRAL_SMALL_24B, {"vision_config__rope_theta": 1e-45}, "rope_theta is 1e-45"),
+    "positions that are no square": (LFM2_VL_450M, {"vision_config__num_patches": 250}, "num_patches is 250"),
+    "large tiles": (LFM2_VL_450M, {"tile_size": 4096}, "max_image_tokens is 256"),
+    "no sections": (QWEN2_VL_2B, {"rope_scaling": None}, "rope_scaling is None"),
+    "an odd head": (QWEN2_VL_2B, {"vision_config__embed_dim": 1248}, "embed_dim is 1248"),
     "a patch left out": (
         *(LLAVA_7B, {"vision_config__model_type": "siglip_vision_model"}),
         "vision_feature_select_strategy is 'default'",

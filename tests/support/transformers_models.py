@@ -405,6 +405,7 @@ CAUSAL = {
     "Gemma4Eye": "Gemma4ForConditionalGeneration",
     "Gemma4UnifiedEye": "Gemma4UnifiedForConditionalGeneration",
     "Idefics3": "Idefics3ForConditionalGeneration",
+    "Lfm2Vl": "Lfm2VlForConditionalGeneration",
     "Llava": "LlavaForConditionalGeneration",
     "Mistral3": "Mistral3ForConditionalGeneration",
     "Qwen2VL": "Qwen2VLForConditionalGeneration",
@@ -510,7 +511,8 @@ def small_model(name: str, **changes: Any) -> Any:
 def small_vision_model(settings: dict[str, Any]) -> Any:
     """Return a seeded model with these settings that reads images, its weights rounded to bfloat16."""
     own = {key: value for key, value in settings.items() if key != "architectures"}
-    return model_of(settings["architectures"][0].removesuffix("ForConditionalGeneration"), copy.deepcopy(own))
+    (family,) = (name for name, architecture in CAUSAL.items() if architecture == settings["architectures"][0])
+    return model_of(family, copy.deepcopy(own))
 
 
 def image_rows(model: Any, pixels: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -524,14 +526,52 @@ def image_rows(model: Any, pixels: NDArray[np.float32]) -> NDArray[np.float32]:
 def logits_with_image(model: Any, tokens: Sequence[int], pixels: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return the logits of every position of a text with the placeholders of an image: `[num_tokens, vocab_size]`."""
     with torch.no_grad():
-        output = model(torch.tensor([list(tokens)]), use_cache=False, **_image_inputs(model, pixels))
+        inputs = _image_inputs(model, pixels)
+        kinds = {"Gemma3": "token_type_ids", "Qwen2VL": "mm_token_type_ids"}
+        for field in (field for family, field in kinds.items() if _named(model, family)):
+            inputs[field] = torch.tensor([[int(token == model.config.image_token_id) for token in tokens]])
+        output = model(torch.tensor([list(tokens)]), use_cache=False, **inputs)
     logits: NDArray[np.float32] = output.logits[0].float().numpy()
     return logits
 
 
 def _image_inputs(model: Any, pixels: NDArray[np.float32]) -> dict[str, Any]:
     batch = torch.tensor(np.ascontiguousarray(pixels))[None].to(model.dtype)
-    return {"pixel_values": batch[None] if type(model).__name__.startswith(("Idefics3", "SmolVLM")) else batch}
+    if _named(model, "Idefics3", "SmolVLM"):
+        return {"pixel_values": batch[None]}
+    if _named(model, "Lfm2Vl"):
+        cut = _cut(batch, model.config.vision_config.patch_size, 1).permute(0, 1, 3, 4, 2)
+        shape = torch.tensor([[each // model.config.vision_config.patch_size for each in pixels.shape[1:]]])
+        patches = cut.flatten(2)
+        return {
+            "pixel_values": patches,
+            "spatial_shapes": shape,
+            "pixel_attention_mask": torch.ones(patches.shape[:2], dtype=torch.long),
+        }
+    if _named(model, "Qwen2VL"):
+        vision = model.config.vision_config
+        frames = _cut(batch, vision.patch_size, vision.spatial_merge_size)[:, :, :, None]
+        grid = torch.tensor([[1, *(each // vision.patch_size for each in pixels.shape[1:])]])
+        return {
+            "pixel_values": frames.repeat(1, 1, 1, vision.temporal_patch_size, 1, 1).flatten(2)[0],
+            "image_grid_thw": grid,
+        }
+    inputs: dict[str, Any] = {"pixel_values": batch}
+    if _named(model, "Mistral3"):
+        inputs["image_sizes"] = torch.tensor([pixels.shape[1:]])
+    return inputs
+
+
+def _cut(batch: torch.Tensor, size: int, merge: int) -> torch.Tensor:
+    """Return the patches of images, in squares of `merge` × `merge`: `[images, patches, 3, size, size]`."""
+    number, colours, height, width = batch.shape
+    rows, columns = height // size // merge, width // size // merge
+    cut = batch.reshape(number, colours, rows, merge, size, columns, merge, size)
+    return cut.permute(0, 2, 5, 3, 6, 1, 4, 7).reshape(number, -1, colours, size, size)
+
+
+def _named(model: Any, *families: str) -> bool:
+    return type(model).__name__.startswith(families)
 
 
 def small_encoder(name: str) -> Any:

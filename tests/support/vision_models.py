@@ -47,10 +47,51 @@ SETTINGS: dict[str, dict[str, Any]] = {
         **{"vision_feature_layer": -1, "vision_feature_select_strategy": "full", "projector_hidden_act": "relu"},
         "vision_config": {**EYE, "model_type": "siglip_vision_model"},
     },
+    "llava-pixtral": {
+        **{"architectures": ["LlavaForConditionalGeneration"], "image_token_index": 5, "text_config": TEXT},
+        **{"vision_feature_layer": -1, "vision_feature_select_strategy": "full"},
+        "vision_config": {**EYE, "model_type": "pixtral", "hidden_act": "silu"},
+    },
+    "mistral3": {
+        **{"architectures": ["Mistral3ForConditionalGeneration"], "image_token_index": 5, "spatial_merge_size": 2},
+        "tie_word_embeddings": False,
+        "text_config": {**TEXT, "model_type": "mistral", "sliding_window": None, "head_dim": 16},
+        "vision_config": {**EYE, "model_type": "pixtral", "rope_parameters": {"rope_theta": 100.0}},
+    },
+    "gemma3": {
+        **{"architectures": ["Gemma3ForConditionalGeneration"], "image_token_index": 5, "mm_tokens_per_image": 4},
+        "text_config": {
+            **{**TEXT, "model_type": "gemma3_text", "head_dim": 16, "sliding_window": 24, "num_hidden_layers": 3},
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+        "vision_config": {**EYE, "model_type": "siglip_vision_model", "vision_use_head": False},
+    },
+    "lfm2-vl": {
+        **{"architectures": ["Lfm2VlForConditionalGeneration"], "image_token_id": 5, "projector_hidden_size": 40},
+        "text_config": {
+            **{**TEXT, "model_type": "lfm2", "norm_eps": 1e-5, "layer_types": ["conv", "full_attention"]},
+            **{"block_auto_adjust_ff_dim": False, "conv_L_cache": 3},
+        },
+        "vision_config": {**EYE, "model_type": "siglip2_vision_model", "num_patches": 9, "vision_use_head": False},
+    },
+    "qwen2-vl": {
+        **{"architectures": ["Qwen2VLForConditionalGeneration"], "image_token_id": 5, "video_token_id": 6},
+        **{"vision_start_token_id": 7, "vision_end_token_id": 8, "tie_word_embeddings": False},
+        "text_config": {
+            **{**TEXT, "model_type": "qwen2_vl_text", "bos_token_id": 1, "eos_token_id": 2},
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 1, 1]},
+        },
+        "vision_config": {
+            **{"depth": 3, "embed_dim": 32, "hidden_size": 32, "num_heads": 2, "mlp_ratio": 2, "patch_size": 7},
+            **{"spatial_merge_size": 2, "temporal_patch_size": 2},
+        },
+    },
 }
 """config.json of small models."""
 
-SIZES = {name: [(56, 56)] for name in SETTINGS}
+ANY_SIZE = [(56, 56), (28, 42), (14, 56), (42, 14)]
+OF_ANY_SIZE = ("llava-pixtral", "mistral3", "lfm2-vl", "qwen2-vl")
+SIZES = {name: ANY_SIZE if name in OF_ANY_SIZE else [(56, 56)] for name in SETTINGS}
 """Height and width of the images for each model."""
 
 

@@ -69,6 +69,7 @@ FAMILIES: Final = MappingProxyType(
         "Lfm2ForCausalLM": "quire.compute.models.lfm2",
         "Lfm2MoeForCausalLM": "quire.compute.models.lfm2_moe",
         "Idefics3ForConditionalGeneration": "quire.compute.models.idefics3",
+        "Lfm2VlForConditionalGeneration": "quire.compute.models.lfm2_vl",
         "LlamaForCausalLM": "quire.compute.models.llama",
         "LlavaForConditionalGeneration": "quire.compute.models.llava",
         "MiniCPM3ForCausalLM": "quire.compute.models.minicpm3",
@@ -186,8 +187,9 @@ def read_model(source: ModelSource, max_length: int | None = None) -> ModelDescr
     head = head_of(_family(architecture), config) if classifies and spec.attention.bidirectional else None
     dtype, quantization = _dtype(config), quantization_of(config)
     vision = read_vision(_family(architecture), config, source, spec)
-    is_part = vision is None and (config.is_set("text_config") or config.is_set("vision_config"))
-    notices = (TEXT_ONLY,) if is_part else rope_notices(config, max_length)
+    is_part = config.is_set("text_config") or config.is_set("vision_config")
+    of_text = (TEXT_ONLY,) if is_part else rope_notices(config, max_length)
+    notices = of_text if vision is None else ()
     notices += (ENCODER,) if spec.attention.bidirectional else ()
     return ModelDescription(
         source=source,

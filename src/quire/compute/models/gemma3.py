@@ -6,8 +6,8 @@ transformers 5 has both in `rope_parameters`. transformers 4 has the larger base
 
 A soft cap on scores is refused: transformers reads this setting but does not use it.
 
-The larger sizes are published with a vision model. Its weights are ignored and only the text model is served: the
-settings of the text model are then in `text_config`, and its weights are named `language_model.…`.
+The larger sizes are published with an encoder of images (vision/gemma3.py). The settings of the text model are then in
+`text_config`, and its weights are named `language_model.…`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Mistral Small 3.1 and 3.2, Ministral 3 and Devstral 2: the text model of Mistral or Ministral 3, without images."""
+"""Mistral Small 3.1 and 3.2, Ministral 3 and Devstral 2: the text model of Mistral or Ministral 3, with images.
+
+Their encoder is in vision/mistral3.py.
+"""
 
 from __future__ import annotations
 

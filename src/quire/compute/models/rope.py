@@ -158,10 +158,7 @@ class _Rope:
 
     def powers(self, base: float | None = None, dim: int | None = None) -> FloatArray:
         """Return base ** (2i / dim) for each pair i that rotates."""
-        exponents = np.arange(0, self.rotary_dim, 2, dtype=np.float32) / np.float32(dim or self.rotary_dim)
-        # Rounds the power once: numpy's own float32 power is sometimes off by one bit.
-        exact = np.float64(np.float32(self.base if base is None else base)) ** exponents.astype(np.float64)
-        return exact.astype(np.float32)
+        return _powers(self.base if base is None else base, self.rotary_dim, dim or self.rotary_dim)
 
     def frequencies(self) -> FloatArray:
         """Return the frequencies without any scaling."""
@@ -175,6 +172,20 @@ class _Rope:
         """Return the factor, or the ratio of the lengths if they give it."""
         ratio = self.trained_length / self.original_length
         return self.factor() if ratio == 1 else self.section.number("factor", ratio)
+
+
+def plain_frequencies(base: float, rotary_dim: int) -> tuple[float, ...]:
+    """Return the frequency of each pair that rotates, without any scaling."""
+    with np.errstate(all="ignore"):  # an extreme base gives numbers that are not finite
+        return tuple(map(float, np.float32(1) / _powers(base, rotary_dim, rotary_dim)))
+
+
+def _powers(base: float, rotary_dim: int, dim: int) -> FloatArray:
+    """Return base ** (2i / dim) for each pair i that rotates."""
+    exponents = np.arange(0, rotary_dim, 2, dtype=np.float32) / np.float32(dim)
+    # Rounds the power once: numpy's own float32 power is sometimes off by one bit.
+    exact = np.float64(np.float32(base)) ** exponents.astype(np.float64)
+    return exact.astype(np.float32)
 
 
 def _default(rope: _Rope) -> tuple[FloatArray, float]:

@@ -18,14 +18,14 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from quire.compute.arrays import FloatArray
+from quire.compute.arrays import FloatArray, IntArray
 from quire.compute.models.parts import NormKind, NormSpec
 from quire.compute.models.vision.spec import Average, Join, Matrix, Norm, Step, VisionSpec
-from quire.compute.vision.patches import block_order, patch_rows
+from quire.compute.vision.patches import block_order, patch_rows, resized
 from quire.compute.vision.weights import VisionWeights
 from quire.compute.weights.decoder_weights import PartWeights
 from quire.compute.worker.cache_engine import CacheArray, CacheEngine, LayerCache
-from quire.compute.worker.model_runner import StepInputs
+from quire.compute.worker.model_runner import NO_COORDINATES, StepInputs
 from quire.core.errors import InvariantError
 from quire.core.images import Image
 from quire.core.kv_spec import KVCacheSpec
@@ -135,7 +135,8 @@ class TowerEncoder:
         patches = self.spec.patches
         grid = patches.grid(image.height, image.width)
         rows = self._products.multiply(patches.matrix, patch_rows(image, self.spec))
-        rows = self._with_positions(rows, grid)
+        order = block_order(*grid, patches.merge)
+        rows = self._with_positions(rows, grid, order)
         count, empty = len(rows), np.zeros(0, np.int64)
         indices = np.arange(count)
         return StepInputs(
@@ -151,17 +152,20 @@ class TowerEncoder:
             state_indices=indices,
             given=indices,
             given_rows=np.ascontiguousarray(rows, np.float32),
+            coordinates=np.stack(np.divmod(order, grid[1])) if self.spec.tower_has_axes else NO_COORDINATES,
         )
 
-    def _with_positions(self, rows: FloatArray, grid: tuple[int, int]) -> FloatArray:
+    def _with_positions(self, rows: FloatArray, grid: tuple[int, int], order: IntArray) -> FloatArray:
         """Return the rows with that of the whole image first, if the tower has it, and with their positions."""
-        patches, first = self.spec.patches, self._weights.first
+        patches, first, table = self.spec.patches, self._weights.first, self._weights.positions
         if first is not None:
             rows = np.concatenate([first[None], rows])
-        if self._weights.positions is not None:
-            order = block_order(*grid, patches.merge) + patches.num_first
-            rows = rows + self._weights.positions[np.concatenate([np.arange(patches.num_first), order])]
-        return rows
+        if table is None:
+            return rows
+        if patches.positions_side is not None:
+            table = resized(table, patches.positions_side, grid)
+        added: FloatArray = table[np.concatenate([np.arange(patches.num_first), order + patches.num_first])]
+        return rows + added
 
     def _take(self, step: Step, rows: FloatArray) -> FloatArray:
         """Return the rows after a step of the connector."""

@@ -26,7 +26,12 @@ def patch_rows(image: Image, spec: VisionSpec) -> FloatArray:
     numbers = normalised_levels(spec)[pixels, np.arange(CHANNELS)]
     # [rows of squares, rows in a square, pixel rows, columns of squares, columns in a square, pixel columns, colours]
     cut = numbers.reshape(rows // merge, merge, size, columns // merge, merge, size, CHANNELS)
-    return np.ascontiguousarray(cut.transpose(0, 3, 1, 4, 6, 2, 5)).reshape(rows * columns, -1)
+    order = (0, 3, 1, 4, 2, 5, 6) if patches.colours_last else (0, 3, 1, 4, 6, 2, 5)
+    each = np.ascontiguousarray(cut.transpose(order)).reshape(rows * columns, -1)
+    if patches.frames == 1:
+        return each
+    frames = each.reshape(rows * columns, CHANNELS, 1, size**2).repeat(patches.frames, axis=2)
+    return frames.reshape(rows * columns, -1)
 
 
 def normalised_levels(spec: VisionSpec) -> FloatArray:
@@ -45,3 +50,28 @@ def block_order(rows: int, columns: int, merge: int) -> IntArray:
     """
     indices = np.arange(rows * columns).reshape(rows // merge, merge, columns // merge, merge)
     return indices.transpose(0, 2, 1, 3).reshape(-1)
+
+
+def resized(table: FloatArray, side: int, grid: tuple[int, int]) -> FloatArray:
+    """Return a table of positions for a grid of patches, `[rows × columns, size]`; it has `side` rows and columns.
+
+    A position between those of the table is their weighted mean; of a coarser grid, of all within its reach.
+
+    >>> resized(np.array([[0.0], [1.0], [2.0], [3.0]], np.float32), 2, (1, 3)).ravel().tolist()
+    [1.0, 1.5, 2.0]
+    """
+    by_row, by_column = (_weights(side, count) for count in grid)
+    square = table.reshape(side, side, -1)
+    numbers: FloatArray = np.einsum("cs,rsd->rcd", by_column, np.einsum("rs,std->rtd", by_row, square))
+    return numbers.reshape(grid[0] * grid[1], -1)
+
+
+def _weights(side: int, count: int) -> FloatArray:
+    """Return the weight of each place of a side in each of `count` places, `[count, side]`."""
+    scale = np.float32(side / count)
+    reach = max(scale, np.float32(1))
+    centres = (np.arange(count, dtype=np.float32) + np.float32(0.5)) * scale - np.float32(0.5)
+    distances = np.abs(np.arange(side, dtype=np.float32) - centres[:, None])
+    weights = np.maximum(1 - distances / reach, np.float32(0))
+    shares: FloatArray = weights / weights.sum(axis=1, keepdims=True)
+    return shares

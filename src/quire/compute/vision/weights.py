@@ -64,7 +64,7 @@ def own_tensors(spec: VisionSpec) -> dict[str, tuple[int, ...]]:
             if shape.bias:
                 shapes[f"{step.stem}.bias"] = shape.weight
     if patches.positions:
-        shapes[patches.positions] = (patches.max_rows, size)
+        shapes[patches.positions] = (patches.num_positions, size)
     if patches.first:
         shapes[patches.first] = (size,)
     return shapes

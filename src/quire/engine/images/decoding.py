@@ -22,11 +22,21 @@ if TYPE_CHECKING:
     from PIL.ImageFile import ImageFile
 
 MAX_PIXELS: Final = 1 << 25
-"""The most pixels of an image: a photo of 33 megapixels. Decoding takes up to 8 bytes of memory for each."""
+"""The most pixels of an image: a photo of 33 megapixels. Decoding takes 8 to 20 bytes of memory for each."""
 
 MAX_IMAGE_BYTES: Final = 32 << 20
-MAX_SCANS: Final = 100
+MAX_SCANS: Final = 64
 """The most scans of a JPEG. Progressive ones have about ten; each can visit all pixels for a few bytes of file."""
+
+MAX_PARTS: Final = 1000
+BYTES_PER_PART: Final = 1024
+"""A file may have a part, such as a chunk of a PNG, for each of these bytes, and `MAX_PARTS` more: Pillow handles each
+part in Python, and a part can have a single byte."""
+
+PNG: Final = b"\x89PNG\r\n\x1a\n"
+JPEG: Final = b"\xff\xd8\xff"
+SEGMENTS: Final = frozenset({*range(0xC0, 0xD0), *range(0xDB, 0xF0), 0xFE}) - {0xC8}
+"""The markers of a JPEG whose content Pillow reads or skips at once."""
 
 START_OF_SCAN: Final = b"\xff\xda"
 STRIP: Final = 256
@@ -39,6 +49,8 @@ def opened(data: bytes, where: str) -> ImageFile:
     """Return an image whose header was read, and whose pixels were not; raises `InvalidRequestError` naming `where`."""
     if len(data) > MAX_IMAGE_BYTES:
         raise InvalidRequestError(where, f"{len(data):,} bytes", f"an image of at most {MAX_IMAGE_BYTES:,} bytes")
+    if _has_too_many_parts(data):
+        raise InvalidRequestError(where, "an image file of very many parts", "one with larger parts")
     try:
         image = _open(data)
     except Exception as error:  # a decoder raises anything for a broken header
@@ -86,15 +98,39 @@ def _open(data: bytes) -> ImageFile | None:
     from PIL import GifImagePlugin, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
 
     file = io.BytesIO(data)
-    if data.startswith(b"\x89PNG\r\n\x1a\n"):
+    if data.startswith(PNG):
         return PngImagePlugin.PngImageFile(file)
-    if data.startswith(b"\xff\xd8\xff"):
+    if data.startswith(JPEG):
         return JpegImagePlugin.JpegImageFile(file)
     if data.startswith((b"GIF87a", b"GIF89a")):
         return GifImagePlugin.GifImageFile(file)
     if data.startswith(b"RIFF") and data[8:12] == b"WEBP":
         return WebPImagePlugin.WebPImageFile(file)
     return None
+
+
+def _has_too_many_parts(data: bytes) -> bool:
+    """Return whether a file has very many chunks (PNG), or segments before its pixels (JPEG)."""
+    step = _chunk_end if data.startswith(PNG) else _segment_end if data.startswith(JPEG) else None
+    place = len(PNG) if data.startswith(PNG) else 2
+    for _ in range(MAX_PARTS + len(data) // BYTES_PER_PART):
+        place = len(data) if step is None else step(data, place)
+        if place >= len(data):
+            return False
+    return True
+
+
+def _chunk_end(data: bytes, place: int) -> int:
+    return place + 12 + int.from_bytes(data[place : place + 4])
+
+
+def _segment_end(data: bytes, place: int) -> int:
+    if data.startswith(START_OF_SCAN, place):
+        return len(data)
+    marker = data[place + 1] if data[place] == START_OF_SCAN[0] and place + 1 < len(data) else 0
+    if marker not in SEGMENTS:
+        return place + 1  # a marker alone, padding, or a byte that Pillow skips
+    return place + 2 + int.from_bytes(data[place + 2 : place + 4])
 
 
 def _broken(where: str, error: Exception) -> InvalidRequestError:

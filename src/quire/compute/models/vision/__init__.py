@@ -13,8 +13,12 @@ from quire.compute.models.vision.spec import VisionSpec
 
 ENCODERS: Final = MappingProxyType(
     {
+        "Gemma3ForConditionalGeneration": "quire.compute.models.vision.gemma3",
         "Idefics3ForConditionalGeneration": "quire.compute.models.vision.idefics3",
+        "Lfm2VlForConditionalGeneration": "quire.compute.models.vision.lfm2_vl",
         "LlavaForConditionalGeneration": "quire.compute.models.vision.llava",
+        "Mistral3ForConditionalGeneration": "quire.compute.models.vision.mistral3",
+        "Qwen2VLForConditionalGeneration": "quire.compute.models.vision.qwen2_vl",
         "SmolVLMForConditionalGeneration": "quire.compute.models.vision.idefics3",
     }
 )

@@ -6,23 +6,29 @@ patches, a norm before its layers, and no bias in the matrix of its patches.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final
+from typing import Final, TypeAlias
 
 from quire.compute.models.base import DecoderSpec, LayerSpec
 from quire.compute.models.common import activation as usual_activation
 from quire.compute.models.common import divided_head_dim, num_layers, stem_sources
 from quire.compute.models.config_file import ConfigFile
 from quire.compute.models.parts import NormKind, NormSpec, Part
-from quire.compute.models.sublayers import Activation, AttentionSpec, MLPSpec
+from quire.compute.models.sublayers import Activation, AttentionSpec, MLPSpec, RopeSpec
 from quire.compute.models.vision.spec import MAX_IMAGE_SIZE, MAX_PATCH_SIZE, MAX_PATCHES, Matrix, Patches
 from quire.core.images import CHANNELS
 
 USUAL_RESCALE: Final = 1 / 255
+HALF: Final = (0.5, 0.5, 0.5)
+CLIP_MEAN: Final = (0.48145466, 0.4578275, 0.40821073)
+CLIP_DEVIATION: Final = (0.26862954, 0.26130258, 0.27577711)
+USUAL_BASE: Final = 10_000.0
 MOST: Final = 1e6
 LEAST_DEVIATION: Final = 1e-6
+Frequencies: TypeAlias = tuple[float, ...]
 QUICK_GELU: Final = "quick_gelu"
 
 
@@ -66,10 +72,26 @@ def activation(config: ConfigFile, field: str, default: str) -> Activation:
     return usual_activation(config, field, default)
 
 
+def grid_rope(config: ConfigFile, frequencies: Callable[[float], tuple[Frequencies, Frequencies]]) -> RopeSpec:
+    """Return rotary positions by row and column, whose frequencies for each depend on the base in the settings."""
+    section = config.section("rope_parameters")
+    base = section.number("rope_theta", config.number("rope_theta", USUAL_BASE))
+    by_row, by_column = frequencies(base)
+    if not all(map(math.isfinite, by_row + by_column)):
+        raise config.error("rope_theta", "a value that gives finite frequencies")
+    axes = (0,) * len(by_row) + (1,) * len(by_column)
+    return RopeSpec(2 * len(axes), by_row + by_column, axes=axes)
+
+
+def require_colours(config: ConfigFile, field: str = "num_channels") -> None:
+    """Raise unless images have three colours."""
+    if config.size(field, CHANNELS) != CHANNELS:
+        raise config.error(field, str(CHANNELS))
+
+
 def square_patches(config: ConfigFile, prefix: str, merge: int, *, first: str = "", bias: bool = True) -> Patches:
     """Return the patches of images that all have the same height and width; their tensors have this prefix."""
-    if config.size("num_channels", CHANNELS) != CHANNELS:
-        raise config.error("num_channels", str(CHANNELS))
+    require_colours(config)
     size, image_size = config.size("patch_size", high=MAX_PATCH_SIZE), config.size("image_size", high=MAX_IMAGE_SIZE)
     side = image_size // size
     if image_size % size or side % merge or side**2 > MAX_PATCHES:

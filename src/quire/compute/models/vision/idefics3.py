@@ -11,7 +11,7 @@ from typing import Final
 from quire.compute.models.base import DecoderSpec
 from quire.compute.models.config_file import ConfigFile
 from quire.compute.models.parts import Part
-from quire.compute.models.vision.common import Normalization, layer_stems, square_patches, vision_transformer
+from quire.compute.models.vision.common import HALF, Normalization, layer_stems, square_patches, vision_transformer
 from quire.compute.models.vision.spec import Join, Matrix, VisionSpec
 
 DEFAULTS: Final = MappingProxyType(
@@ -22,7 +22,6 @@ DEFAULTS: Final = MappingProxyType(
 )
 TOWER: Final = "model.vision_model."
 CONNECTOR: Final = "model.connector."
-HALF: Final = (0.5, 0.5, 0.5)
 
 
 def vision_spec(config: ConfigFile, settings: ConfigFile, text: DecoderSpec) -> VisionSpec:

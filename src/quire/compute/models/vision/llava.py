@@ -1,4 +1,4 @@
-"""The image encoder of LLaVA 1.5: CLIP or SigLIP without its last layers, and an MLP of two layers.
+"""The image encoder of LLaVA 1.5: CLIP, SigLIP or Pixtral without its last layers, and an MLP of two layers.
 
 CLIP's first row, which stands for the whole image, is computed with the others and then left out.
 """
@@ -13,20 +13,23 @@ from quire.compute.models.base import DecoderSpec
 from quire.compute.models.config_file import ConfigFile
 from quire.compute.models.parts import Part
 from quire.compute.models.vision.common import (
+    CLIP_DEVIATION,
+    CLIP_MEAN,
     Normalization,
     activation,
     layer_stems,
     square_patches,
     vision_transformer,
 )
+from quire.compute.models.vision.pixtral import DEFAULTS, PIXTRAL, pixtral
+from quire.compute.models.vision.pixtral import LAYER as PIXTRAL_LAYER
 from quire.compute.models.vision.spec import Matrix, Patches, Step, VisionSpec
 
 CLIP: Final = "clip_vision_model"
 SIGLIP: Final = "siglip_vision_model"
 TOWER: Final = "vision_tower.vision_model."
+LAYER: Final = TOWER + "encoder.layers.{layer}."
 PROJECTOR: Final = "multi_modal_projector."
-CLIP_MEAN: Final = (0.48145466, 0.4578275, 0.40821073)
-CLIP_DEVIATION: Final = (0.26862954, 0.26130258, 0.27577711)
 CLIP_DEFAULTS: Final = MappingProxyType(
     {
         **{"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12},
@@ -39,21 +42,26 @@ SIGLIP_DEFAULTS: Final = MappingProxyType({**CLIP_DEFAULTS, "patch_size": 16})
 def vision_spec(config: ConfigFile, settings: ConfigFile, text: DecoderSpec) -> VisionSpec:
     """Return the spec of the encoder; refuses settings that quire does not interpret."""
     vision = config.section("vision_config")
-    vision.require("model_type", CLIP, SIGLIP, None)
-    is_clip = vision.fields.get("model_type") != SIGLIP
-    config.require("vision_feature_select_strategy", *(("default", None) if is_clip else ("full",)))
-    patches, tower = _clip(vision.over(CLIP_DEFAULTS)) if is_clip else _siglip(vision.over(SIGLIP_DEFAULTS))
+    vision.require("model_type", CLIP, SIGLIP, PIXTRAL, None)
+    kind = str(vision.fields.get("model_type") or CLIP)
+    config.require("vision_feature_select_strategy", *(("default", None) if kind == CLIP else ("full",)))
+    if kind == CLIP:
+        patches, tower = _clip(vision.over(CLIP_DEFAULTS))
+    elif kind == SIGLIP:
+        patches, tower = siglip(vision.over(SIGLIP_DEFAULTS), 1)
+    else:
+        patches, tower = pixtral(vision.over(DEFAULTS), 1)
     pixels = Normalization.read(settings, CLIP_MEAN, CLIP_DEVIATION)
     return VisionSpec(
         placeholder=config.size("image_token_index", 32_000, low=0, high=text.vocab_size - 1),
         patches=patches,
-        tower=_shortened(config, tower),
-        connector=_projector(config, tower.hidden_size, text.hidden_size),
+        tower=shortened(config, tower, PIXTRAL_LAYER if kind == PIXTRAL else LAYER, usual=-2),
+        connector=projector(config, tower.hidden_size, text.hidden_size, bias=True),
         rescale=pixels.rescale,
         mean=pixels.mean,
         deviation=pixels.deviation,
         prefixes=("vision_tower.", PROJECTOR),
-        optional_prefix=TOWER,
+        optional_prefix="" if kind == PIXTRAL else TOWER,
     )
 
 
@@ -61,30 +69,39 @@ def _clip(config: ConfigFile) -> tuple[Patches, DecoderSpec]:
     first = TOWER + "embeddings.class_embedding"
     patches = square_patches(config, TOWER + "embeddings.", 1, first=first, bias=False)
     stems = {**layer_stems(TOWER), Part.EMBEDDING_NORM: TOWER + "pre_layrnorm"}
-    return patches, vision_transformer(config, stems, 1e-5, patches, "quick_gelu")
+    return patches, _whole(vision_transformer(config, stems, 1e-5, patches, "quick_gelu"))
 
 
-def _siglip(config: ConfigFile) -> tuple[Patches, DecoderSpec]:
-    patches = square_patches(config, TOWER + "embeddings.", 1)
-    return patches, vision_transformer(config, layer_stems(TOWER), 1e-6, patches, "gelu_pytorch_tanh")
+def siglip(config: ConfigFile, merge: int, *, final_norm: bool = False) -> tuple[Patches, DecoderSpec]:
+    """Return the patches and the tower of SigLIP, with the norm after its layers or without it."""
+    patches = square_patches(config, TOWER + "embeddings.", merge)
+    stems = {**layer_stems(TOWER), **({Part.FINAL_NORM: TOWER + "post_layernorm"} if final_norm else {})}
+    return patches, _whole(vision_transformer(config, stems, 1e-6, patches, "gelu_pytorch_tanh"))
 
 
-def _shortened(config: ConfigFile, tower: DecoderSpec) -> DecoderSpec:
-    """Return the tower without the layers after that whose states the text model reads."""
-    field, count = "vision_feature_layer", len(tower.layers)
-    index = config.fields.get(field, -2)
-    if type(index) is not int or not 1 <= (used := index if index >= 0 else count + 1 + index) <= count:
-        raise config.error(field, f"an integer from 1 to {count}, or from -{count} to -1")
-    unused = [f"{TOWER}encoder.layers.{layer}." for layer in range(used, count)]
+def _whole(tower: DecoderSpec) -> DecoderSpec:
+    """Return the tower in a file that also has what other uses of the encoder need."""
+    norm = () if tower.final_norm else (TOWER + "post_layernorm.",)
     return replace(
-        tower.with_layers(used),
+        tower,
         ignored_tensors=frozenset({TOWER + "embeddings.position_ids"}),
-        ignored_prefixes=(*unused, TOWER + "post_layernorm.", TOWER + "head."),
+        ignored_prefixes=(*norm, TOWER + "head."),
     )
 
 
-def _projector(config: ConfigFile, size: int, text_size: int) -> tuple[Step, ...]:
-    bias, active = config.flag("multimodal_projector_bias", True), activation(config, "projector_hidden_act", "gelu")
+def shortened(config: ConfigFile, tower: DecoderSpec, layer: str, *, usual: int) -> DecoderSpec:
+    """Return the tower without the layers after that whose states the text model reads; `layer` names their tensors."""
+    field, count = "vision_feature_layer", len(tower.layers)
+    index = config.fields.get(field, usual)
+    if type(index) is not int or not 1 <= (used := index if index >= 0 else count + 1 + index) <= count:
+        raise config.error(field, f"an integer from 1 to {count}, or from -{count} to -1")
+    unused = [layer.format(layer=number) for number in range(used, count)]
+    return replace(tower.with_layers(used), ignored_prefixes=(*unused, *tower.ignored_prefixes))
+
+
+def projector(config: ConfigFile, size: int, text_size: int, *, bias: bool) -> tuple[Step, ...]:
+    """Return the MLP of two layers; `bias`: whether it has one by default."""
+    bias, active = config.flag("multimodal_projector_bias", bias), activation(config, "projector_hidden_act", "gelu")
     return (
         Matrix.of(PROJECTOR + "linear_1", text_size, size, bias=bias, activation=active),
         Matrix.of(PROJECTOR + "linear_2", text_size, text_size, bias=bias),

@@ -92,10 +92,12 @@ Step: TypeAlias = Matrix | Norm | Join | Average
 class Patches:
     """How an image is cut into the rows of the tower.
 
-    A patch has `size` × `size` pixels: for each colour, the pixels row by row. `matrix` makes a row of it. `positions`:
-    the name of a table with a row for each patch of an image, to be added; empty: none. `first`: the name of a vector
-    that is a row before all patches, with the first row of the table; empty: none. `image_size`: the height and
-    width of every image, None: multiples of `merge` patches. An image has at most `max_patches`.
+    A patch has `size` × `size` pixels: for each colour, the pixels row by row, `frames` times; or with `colours_last`,
+    for each pixel its colours. `matrix` makes a row of it. `positions`: the name of a table with a row for each patch
+    of an image, to be added; empty: none. With `positions_side`, the table is a square with this many rows and columns,
+    which is resized to the grid of an image. `first`: the name of a vector that is a row before all patches, with the
+    first row of the table; empty: none. `image_size`: the height and width of every image, None: multiples of `merge`
+    patches. An image has at most `max_patches`.
     """
 
     size: int
@@ -105,6 +107,19 @@ class Patches:
     max_patches: int
     positions: str = ""
     first: str = ""
+    positions_side: int | None = None
+    frames: int = 1
+    colours_last: bool = False
+
+    @property
+    def num_numbers(self) -> int:
+        """The numbers of a patch."""
+        return CHANNELS * self.frames * self.size**2
+
+    @property
+    def num_positions(self) -> int:
+        """The rows of the table of positions."""
+        return self.max_rows if self.positions_side is None else self.positions_side**2
 
     @property
     def num_first(self) -> int:
@@ -149,7 +164,7 @@ class VisionSpec:
 
     def __post_init__(self) -> None:
         size, patches = self.tower.hidden_size, self.patches
-        if patches.matrix.num_outputs != size or patches.matrix.num_inputs != CHANNELS * patches.size**2:
+        if patches.matrix.num_outputs != size or patches.matrix.num_inputs != patches.num_numbers:
             raise CheckpointError("patches", patches.matrix.shape, f"a matrix from pixels to {size} numbers")
         joined = 1
         for step in self.connector:
@@ -211,6 +226,11 @@ class VisionSpec:
     def cell(self) -> int | None:
         """The pixels per side of the part of an image that a row stands for, if its tokens have coordinates."""
         return self.patches.size * self.patches.merge if self.has_axes else None
+
+    @property
+    def tower_has_axes(self) -> bool:
+        """Whether the rows of the tower have rotary positions by row and column."""
+        return any(layer.rope is not None and layer.rope.axes for layer in self.tower.layers)
 
     @property
     def row_size(self) -> int:
