@@ -370,12 +370,13 @@ std::vector<const Adapter*> adapters_of(const Decoder& decoder, const std::vecto
 void set_given(StepView& step, const DecoderShape& shape, const Column& given, const Array<const float, 2>& rows) {
     const auto num_rows = static_cast<std::int64_t>(rows.shape(0));
     const std::int64_t *first = given.data(), *end = first + given.shape(0);
-    if (end - first != step.num_tokens || static_cast<int>(rows.shape(1)) != shape.embedding_size ||
+    const int size = shape.embedding_size + shape.deep_rows * shape.hidden_size;
+    if (end - first != step.num_tokens || static_cast<int>(rows.shape(1)) != size ||
         std::any_of(first, end, [&](std::int64_t index) { return index >= num_rows; })) {
         throw std::invalid_argument("the given rows do not have the shape of the step");
     }
     step.given = given.data();
-    step.given_rows = {const_cast<float*>(rows.data()), shape.embedding_size};  // steps only read them
+    step.given_rows = {const_cast<float*>(rows.data()), size};  // steps only read them
 }
 
 void set_coordinates(StepView& step, const DecoderShape& shape, const Table& coordinates) {
@@ -517,7 +518,9 @@ void bind_decoder(nb::module_& module) {
             "has given_rows[given[i]] instead of its embedding, unless that is negative or there are no entries. "
             "coordinates: [axes, tokens], for rotary positions with axes; no entries: each is the position. "
             "Token i also sees later positions before ends_seen[i], unless that is 0 or there are no entries. layers: "
-            "a range of them, after a call with those before it; the results are written by the call with the last.");
+            "a range of them, after a call with those before it; the call with the last one writes the results, and "
+            "each call "
+            "the hidden states.");
     nb::class_<Adapter>(module, "Adapter", "A LoRA adapter of a decoder; see native/include/quire/adapter.h.")
         .def(nb::init<const Decoder&>(), nb::arg("decoder"), nb::keep_alive<1, 2>())
         .def("set", &set_low_rank, nb::arg("part"), nb::arg("layer"), nb::arg("index"), nb::arg("a"), nb::arg("b"),

@@ -127,6 +127,7 @@ DecoderShape shape_of(const nb::dict& fields) {
     shape.embedding_scale = field<float>(fields, "embedding_scale");
     shape.separator = field<int>(fields, "separator");
     shape.learned_positions = field<int>(fields, "learned_positions");
+    shape.deep_rows = field<int>(fields, "deep_rows");
     shape.adapter_rank = field<int>(fields, "adapter_rank");
     for (const nb::handle rope : field<nb::list>(fields, "ropes")) {
         const auto entry = nb::cast<nb::dict>(rope);

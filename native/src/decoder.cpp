@@ -25,7 +25,14 @@ class Decoder::Step : private Products {
         const int end = view_.end_layer < 0 ? num_layers : view_.end_layer;
         if (view_.first_layer == 0) embed();
         run_layers(view_.first_layer, end);
-        if (end == num_layers) finish();
+        if (end == num_layers) {
+            finish();
+        } else {
+            for_rows(view_.num_states, [&](int index) {
+                std::memcpy(results_.states.row(index), hidden_.row(static_cast<int>(view_.state_indices[index])),
+                            shape_.hidden_size * sizeof(float));
+            });
+        }
     }
 
     // Runs the layers before one, and leaves only wanted rows for the others.
@@ -54,7 +61,18 @@ class Decoder::Step : private Products {
             if (layer.attends && !shape_.parallel) leave_attention(layer, weights);
             if (layer.transforms) transform(layer, weights);
             finish_layer(weights);
+            if (layer_ < shape_.deep_rows && view_.given != nullptr) add_deep_rows();
         }
+    }
+
+    // Adds the part of given rows that is for the layer's output.
+    void add_deep_rows() {
+        const int first = (layer_ + 1) * shape_.hidden_size;
+        for_rows(view_.num_tokens, [&](int row) {
+            if (!view_.is_given(row)) return;
+            const float* from = view_.given_rows.row(static_cast<int>(view_.given[row])) + first;
+            kernels_.add(hidden_.row(row), from, shape_.hidden_size);
+        });
     }
 
     void embed() {

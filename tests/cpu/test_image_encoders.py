@@ -57,7 +57,7 @@ def test_all_engines_make_the_same_rows(name: str, tmp_path: Path) -> None:
     for kernels in _native.kernel_names():
         encoder = native(model, replace(FLOAT32, instruction_set=kernels, num_threads=2))
         for image, rows in zip(images(name, model), expected, strict=True):
-            assert rows.shape == (image.num_tokens, model.spec.hidden_size)
+            assert rows.shape == (image.num_tokens, model.spec.hidden_size * (1 + model.spec.deep_rows))
             np.testing.assert_allclose(rows_of(encoder, image), rows, rtol=1e-4, atol=1e-4)
 
 
@@ -81,7 +81,7 @@ def test_the_work_can_stop_anywhere(name: str, tmp_path: Path) -> None:
     first, other = (random_image(vision_of(model), *SIZES[name][-1], seed=seed) for seed in (1, 2))
     for encoder in (reference(model), native(model)):
         expected = [rows_of(encoder, image).tobytes() for image in (first, other)]
-        for num_before in range(encoder._tower.num_parts + 1):
+        for num_before in range(len(encoder.spec.tower.layers) + 1):
             work = encoder.begin(first)
             assert all(work.advance(0) is None for _ in range(num_before))
             assert rows_of(encoder, other).tobytes() == expected[1]

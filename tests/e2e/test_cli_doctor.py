@@ -11,6 +11,7 @@ import pytest
 
 from quire import LLM, cli
 from quire.core.errors import CheckpointError
+from support.image_models import write_image_model
 from support.tiny_checkpoint import write_tiny_qwen3
 from support.tiny_tokenizer import write_chatml
 
@@ -96,6 +97,15 @@ def test_all_that_is_wrong_is_said_at_once(folder: Path, capsys: pytest.CaptureF
     status, out, _ = doctor(folder, capsys)
     assert status == 1
     assert "is incomplete" in out and "has no tokenizer.json" in out
+
+
+def test_images_are_looked_at(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_image_model(tmp_path)
+    status, out, _ = doctor(tmp_path, capsys)
+    assert status == 0 and "reads images" in out and "with a chat template; images become <image>" in out
+    (tmp_path / "processor_config.json").write_text('{"image_seq_len": 5}')
+    status, out, _ = doctor(tmp_path, capsys)
+    assert status == 1 and "allowed: 4, as many as its image encoder makes" in out
 
 
 def test_weights_are_looked_at_and_not_read(

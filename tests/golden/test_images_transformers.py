@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from quire.engine.text.prompts import encode_prompt
-from support.tiny_images import FOLDERS, asked_about, file_of, open_tokenizer, picture, write_folder
+from support.tiny_images import asked_about, file_of, open_tokenizer, picture, write_folder
 
 pytestmark = pytest.mark.transformers
 SIZES = [(1, 1), (64, 64), (65, 64), (300, 200), (200, 300), (31, 500), (640, 90), (257, 255), (3, 200), (56, 57)]
@@ -37,7 +37,7 @@ SETTINGS = {
     ],
     "Pixtral": [{}, {"size": {"height": 100, "width": 50}}, {"size": {"longest_edge": 2048}}],
 }
-CASES = [(family, settings) for family in FOLDERS for settings in SETTINGS[family]]
+CASES = [(family, settings) for family in SETTINGS for settings in SETTINGS[family]]
 
 
 class Qwen2VL:

@@ -9,6 +9,7 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import accumulate
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -48,6 +49,7 @@ class SpokenModel:
         self.used_tqdm: bool | None = None
         self.tokenizer: Any = SimpleNamespace(has_chat_template=True)
         self.adapters: dict[str, Any] = {}
+        self.report: Any = SimpleNamespace(reads_images=False)
 
     def stream(self, messages: Any, _: SamplingParams, adapter: str | None = None) -> Iterator[RequestOutput]:
         self.asked.append([dict(message) for message in messages])
@@ -399,3 +401,19 @@ def test_other_bytes_than_utf8_are_refused_on_stdin_too(errors: str, monkeypatch
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe\n"), "utf-8", errors=errors))
         with pytest.raises(InvalidRequestError, match=r"^file is 'stdin'; allowed: a text in UTF-8$"):
             read()
+
+
+def test_an_image_is_shown_with_the_next_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "cat.png").write_bytes(b"pixels")
+    model = SpokenModel([["A cat"], ["Yes"], ["A dog"]])
+    model.report = SimpleNamespace(reads_images=True)
+    conversation = Conversation(model, SamplingParams(), "", None)  # type: ignore[arg-type]
+    lines: list[Any] = [f"/image {tmp_path}/cat.png", "What?", "Sure?", "/image cat.txt", "/image", "/clear", "Who?"]
+    assert _talk(conversation, reading(lines), False) == 1
+    shown = [{"type": "image", "image": b"pixels"}, {"type": "text", "text": "What?"}]
+    first = [{"role": "user", "content": shown}, assistant("A cat")]
+    assert model.asked == [first[:1], [*first, user("Sure?")], [user("Who?")]]
+    assert capsys.readouterr().err.count("error: image is") == 2
+    model.report = SimpleNamespace(reads_images=False)
+    with pytest.raises(InvalidRequestError, match="this model reads text only"):
+        conversation.show(f"{tmp_path}/cat.png")

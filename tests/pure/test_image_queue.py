@@ -17,7 +17,7 @@ from quire.core.kv_spec import KVCacheSpec, KVGroup
 from quire.core.request import DEFAULT_SCOPE, CacheScope, FinishReason, Request
 from quire.core.sampling_params import SamplingParams
 from quire.core.validate import RequestLimits
-from quire.engine.core import EngineCore
+from quire.engine.core import EngineCore, EngineExtras
 from quire.engine.records.step_log import StepLogWriter, replay
 from quire.memory.manager import KVCacheManager
 from quire.scheduler.scheduler import Scheduler
@@ -111,7 +111,7 @@ class Engine:
             ShadowExecutor(spec, 50),
             ManualClock(),
             log=StepLogWriter(self.log, ManualClock()),
-            images=self.queue,
+            extras=EngineExtras(images=self.queue),
         )
 
     def add(self, name: str, *images: Image, scope: CacheScope = DEFAULT_SCOPE, max_tokens: int = 5) -> Request:

@@ -204,7 +204,7 @@ def test_a_body_has_room_for_images_if_the_model_reads_them(smolvlm: Tokenizer) 
 
 
 def test_pixels_are_held_until_the_request_ends(smolvlm: Tokenizer) -> None:
-    where = serving(smolvlm, max_images=400_000)
+    where = serving(smolvlm, max_image_memory=400_000)
     messages, num_bytes = asked_about(DATA), 13 * 64 * 64 * 3
 
     async def ask(context: RequestContext) -> Encoded:
@@ -222,7 +222,7 @@ def test_pixels_are_held_until_the_request_ends(smolvlm: Tokenizer) -> None:
     asyncio.run(ask(third))
     where.images.check()
     messages = asked_about(DATA, DATA, DATA)
-    with pytest.raises(InvalidRequestError, match=r"at most 400,000 bytes \(max_images\)"):
+    with pytest.raises(InvalidRequestError, match=r"at most 400,000 bytes \(max_image_memory\)"):
         asyncio.run(ask(context_of(where)))
 
 

@@ -307,8 +307,10 @@ def test_an_image_that_the_template_does_not_write_is_refused(tmp_path: Path) ->
 def test_a_model_without_images_refuses_them_as_before(tmp_path: Path) -> None:
     write_folder(tmp_path, "SmolVLM")
     tokenizer = Tokenizer.open(ModelFolder(tmp_path), vocab_size=512)
-    error = refusal(lambda: encode_prompt(asked_about(data_url(SMALL)), tokenizer))
-    assert error.allowed == "'text': other parts are not supported"
+    for image in (data_url(SMALL), SMALL, Path("cat.png")):
+        error = refusal(lambda image=image: encode_prompt(asked_about(image), tokenizer))
+        assert (error.field, error.value) == ("messages[0].content[0].type", "image")
+        assert error.allowed == "'text': other parts are not supported"
 
 
 def test_other_parts_are_still_refused(smolvlm: Tokenizer) -> None:
@@ -322,6 +324,12 @@ def test_images_have_limits(smolvlm: Tokenizer, tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(reader, "MAX_ALL_PIXELS", 3 * 1200)
     encode_prompt(asked_about(*[SMALL] * 3), smolvlm)
     assert "images of at most 3,600 pixels" in str(refusal(lambda: encode_prompt(asked_about(*[SMALL] * 4), smolvlm)))
+
+
+def test_the_resized_pixels_of_a_request_are_bounded(smolvlm: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader, "MAX_TILE_BYTES", 300_000)
+    with pytest.raises(RequestTooLargeError, match="allowed: images of at most 300,000 bytes of pixels after resizing"):
+        encode_prompt(asked_about(*[SMALL] * 3), smolvlm)
 
 
 def test_images_that_cannot_fit_the_context_are_refused_before_they_are_decoded(
@@ -481,6 +489,44 @@ def test_settings_of_families_have_bounds(tmp_path: Path, family: str, changes: 
     assert caught.value.field.endswith(f"json: {field}")
 
 
+@pytest.mark.parametrize(
+    ("size", "tiles", "whole"),
+    [
+        ((64, 64), (), (64, 64)),
+        ((1, 1), (), (64, 64)),
+        ((640, 90), (1, 7), (32, 320)),
+        ((300, 200), (2, 3), (96, 128)),
+        ((200, 300), (3, 2), (128, 96)),
+        ((180, 180), (3, 3), (128, 128)),
+        ((31, 500), (), (512, 32)),
+    ],
+)
+def test_lfm2_cuts_large_images(
+    tmp_path: Path, size: tuple[int, int], tiles: tuple[int, ...], whole: tuple[int, int]
+) -> None:
+    """Recorded from the processor of transformers, which needs torchvision."""
+    text, found = prompt_of(tmp_path, "LFM2-VL", picture(*size))
+    rows, columns = tiles or (0, 0)
+    assert [(each.height, each.width) for each in found.images] == [(64, 64)] * (rows * columns) + [whole]
+    assert [each.num_tokens for each in found.images] == [4] * (rows * columns) + [whole[0] * whole[1] // 1024]
+    with pytest.raises(InvalidRequestError, match="an image whose edges differ less"):
+        prompt_of(tmp_path, "LFM2-VL", picture(623, 3))
+    assert text.count("<|img_thumbnail|>") == bool(tiles)
+    if tiles:
+        assert f"<|img_row_{rows}_col_{columns}|><image><image><image><image><|img_thumbnail|>" in text
+        assert f"<|img_row_{rows + 1}_" not in text and f"_col_{columns + 1}|>" not in text
+
+
+def test_a_size_that_the_encoder_does_not_take_is_refused(tmp_path: Path) -> None:
+    write_folder(tmp_path, "Pixtral")
+    files = ModelFolder(tmp_path)
+    images = ImageReader.open(files, max_tokens=100, num_rows=lambda height, width: height * width // 256 % 64)
+    tokenizer = Tokenizer.open(files, vocab_size=512, images=images)
+    assert len(encode_prompt(asked_about(picture(64, 64)), tokenizer).images) == 1
+    with pytest.raises(InvalidRequestError, match="resized to 128 x 128 pixels'; allowed: a size that the"):
+        encode_prompt(asked_about(picture(128, 128)), tokenizer)
+
+
 def test_an_image_of_very_few_tokens_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequestError, match="an image of at least 4 tokens"):
         prompt_of(tmp_path, "Pixtral", picture(32, 16))
@@ -494,6 +540,6 @@ def test_images_of_extreme_shapes_have_bounded_tiles(tmp_path: Path, family: str
         try:
             found = encode_prompt(asked_about(Image.new("1", size)), tokenizer)
         except InvalidRequestError as error:
-            assert "pixels" in str(error.value)
+            assert "pixels" in str(error.value) or "tokens" in str(error.value)
         else:
             assert sum(len(each.pixels) for each in found.images) < 1 << 20

@@ -31,7 +31,7 @@ def test_folders_with_settings_and_gguf_files_are_models(tmp_path: Path) -> None
     assert [Path(path).name for path in found.paths] == ["big-00001-of-00002.gguf", "gguf", "phi.GGUF", "qwen"]
     assert [line.removeprefix(f"{tmp_path}/") for line in found.skipped] == [
         "big-00002-of-00002.gguf: a later part of a model in several files",
-        "mmproj-x.gguf: a projector for images, not a model",
+        "mmproj-x.gguf: the image encoder of a model, not a model",
         "notes: no config.json and no GGUF file in it",
         "read.me: neither a folder nor a GGUF file",
     ]

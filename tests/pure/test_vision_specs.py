@@ -130,6 +130,25 @@ QWEN2_VL_2B: dict[str, Any] = {
         **{"patch_size": 14, "spatial_merge_size": 2, "spatial_patch_size": 14, "temporal_patch_size": 2},
     },
 }
+QWEN3_VL_2B: dict[str, Any] = {
+    "architectures": ["Qwen3VLForConditionalGeneration"],
+    "image_token_id": 151655,
+    "text_config": {
+        **{"attention_bias": False, "bos_token_id": 151643, "dtype": "bfloat16", "eos_token_id": 151645},
+        **{"head_dim": 128, "hidden_act": "silu", "hidden_size": 2048, "intermediate_size": 6144},
+        **{"max_position_embeddings": 262144, "model_type": "qwen3_vl_text", "num_attention_heads": 16},
+        **{"num_hidden_layers": 28, "num_key_value_heads": 8, "rms_norm_eps": 1e-06, "rope_theta": 5000000},
+        "rope_scaling": {"mrope_interleaved": True, "mrope_section": [24, 20, 20], "rope_type": "default"},
+        **{"tie_word_embeddings": True, "vocab_size": 151936},
+    },
+    "tie_word_embeddings": True,
+    "vision_config": {
+        **{"deepstack_visual_indexes": [5, 11, 17], "depth": 24, "hidden_act": "gelu_pytorch_tanh"},
+        **{"hidden_size": 1024, "in_channels": 3, "intermediate_size": 4096, "num_heads": 16},
+        **{"num_position_embeddings": 2304, "out_hidden_size": 2048, "patch_size": 16, "spatial_merge_size": 2},
+        "temporal_patch_size": 2,
+    },
+}
 LFM2_VL_450M: dict[str, Any] = {
     "architectures": ["Lfm2VlForConditionalGeneration"],
     **{"downsample_factor": 2, "encoder_patch_size": 16, "image_token_index": 396, "max_image_tokens": 256},
@@ -155,6 +174,7 @@ PUBLISHED: dict[str, tuple[dict[str, Any], tuple[int, int], int, int]] = {
     "Mistral-Small-3.1-24B": (MISTRAL_SMALL_24B, (1540, 1540), 3025, 24_011_361_280),
     "gemma-3-4b-it": (GEMMA3_4B, (896, 896), 256, 4_300_079_472),
     "Qwen2-VL-2B-Instruct": (QWEN2_VL_2B, (560, 840), 600, 2_208_985_600),
+    "Qwen3-VL-2B-Instruct": (QWEN3_VL_2B, (640, 480), 300, 2_127_532_032),
     "LFM2-VL-450M": (LFM2_VL_450M, (384, 640), 240, 450_822_656),
 }
 """Settings, the height and width of an image, its rows, and the number of parameters."""
@@ -273,7 +293,19 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "positions that are no square": (LFM2_VL_450M, {"vision_config__num_patches": 250}, "num_patches is 250"),
     "large tiles": (LFM2_VL_450M, {"tile_size": 4096}, "max_image_tokens is 256"),
     "no sections": (QWEN2_VL_2B, {"rope_scaling": None}, "rope_scaling is None"),
-    "an odd head": (QWEN2_VL_2B, {"vision_config__embed_dim": 1248}, "embed_dim is 1248"),
+    "a state of the last layer": (
+        *(QWEN3_VL_2B, {"vision_config__deepstack_visual_indexes": [5, 23]}),
+        r"deepstack_visual_indexes is [5, 23]",
+    ),
+    "states out of order": (
+        *(QWEN3_VL_2B, {"vision_config__deepstack_visual_indexes": [5, 5]}),
+        r"deepstack_visual_indexes is [5, 5]",
+    ),
+    "positions of no square": (
+        *(QWEN3_VL_2B, {"vision_config__num_position_embeddings": 2303}),
+        "num_position_embeddings is 2303",
+    ),
+    "an odd head": (QWEN2_VL_2B, {"vision_config__embed_dim": 1248}, "num_heads is 16"),
     "a patch left out": (
         *(LLAVA_7B, {"vision_config__model_type": "siglip_vision_model"}),
         "vision_feature_select_strategy is 'default'",

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from support.tiny_images import VOCAB_SIZE, open_tokenizer, write_folder
-from support.vision_models import SETTINGS, TEXT, write_vision_model
+from support.vision_models import SETTINGS, write_vision_model
 
 TILE: Final = 56  # pixels of the image encoders in SETTINGS
 PREPARED: Final[dict[str, tuple[str, dict[str, Any], dict[str, Any]]]] = {
@@ -34,6 +34,22 @@ PREPARED: Final[dict[str, tuple[str, dict[str, Any], dict[str, Any]]]] = {
         },
         {"patch_size": 7, "vision_feature_select_strategy": "full"},
     ),
+    "llava-pixtral": ("Pixtral", {"size": {"longest_edge": TILE}, "patch_size": 7}, {"patch_size": 7}),
+    "mistral3": (
+        "Pixtral",
+        {"size": {"longest_edge": TILE}, "patch_size": 7},
+        {"patch_size": 7, "spatial_merge_size": 2},
+    ),
+    "gemma3": ("Gemma 3", {"size": {"height": TILE, "width": TILE}}, {"image_seq_length": 4}),
+    "lfm2-vl": (
+        "LFM2-VL",
+        {
+            **{"encoder_patch_size": 7, "tile_size": TILE, "min_image_tokens": 4, "max_image_tokens": 16},
+            **{"max_tiles": 4},
+        },
+        {},
+    ),
+    "qwen2-vl": ("Qwen2-VL", {"min_pixels": 784, "max_pixels": TILE**2, "patch_size": 7}, {}),
 }
 """Model → the family of its prompts, settings for images, settings of the processor."""
 
@@ -43,8 +59,10 @@ def write_image_model(folder: Path, name: str = "smolvlm", *, context: int = 512
     family, images, processor = PREPARED[name]
     write_folder(folder, family, **images)
     (folder / "processor_config.json").write_text(json.dumps(processor))
-    placeholder = open_tokenizer(folder).id_of("<image>")
-    text = {**TEXT, "vocab_size": VOCAB_SIZE, "max_position_embeddings": context}
+    tokenizer = open_tokenizer(folder)
+    assert tokenizer.images is not None
+    placeholder = tokenizer.id_of(tokenizer.images.placeholder)
+    text = {**SETTINGS[name]["text_config"], "vocab_size": VOCAB_SIZE, "max_position_embeddings": context}
     own = {key: placeholder for key in ("image_token_id", "image_token_index") if key in SETTINGS[name]}
     kept = (folder / "preprocessor_config.json").read_text()
     write_vision_model(folder, SETTINGS[name] | {"text_config": text} | own)

@@ -105,6 +105,23 @@ FOLDERS: Final[dict[str, dict[str, Any]]] = {
         },
         "processor_config.json": {"image_seq_length": 20, "processor_class": "Gemma3Processor"},
     },
+    "LFM2-VL": {
+        "template": SMOLVLM,
+        "control": ["<|im_start|>", "<end_of_utterance>", "<image>", "<|image_start|>", "<|image_end|>"]
+        + ["<|img_thumbnail|>"]
+        + [f"<|img_row_{row}_col_{column}|>" for row in range(1, 11) for column in range(1, 11)],
+        "preprocessor_config.json": {
+            "image_processor_type": "Lfm2VlImageProcessorFast",
+            "encoder_patch_size": 16,
+            "downsample_factor": 2,
+            "tile_size": 64,
+            "min_image_tokens": 4,
+            "max_image_tokens": 16,
+            "min_tiles": 2,
+            "max_tiles": 10,
+        },
+        "processor_config.json": {"processor_class": "Lfm2VlProcessor"},
+    },
     "Qwen2-VL": {
         "template": QWEN2_VL,
         "control": ["<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>"],

@@ -518,8 +518,10 @@ def small_vision_model(settings: dict[str, Any]) -> Any:
 def image_rows(model: Any, pixels: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return the rows of an image of normalised pixels, `[3, height, width]`."""
     with torch.no_grad():
-        rows = model.model.get_image_features(**_image_inputs(model, pixels), return_dict=True).pooler_output
-    found: NDArray[np.float32] = torch.cat([torch.as_tensor(each) for each in rows]).float().numpy()
+        features = model.model.get_image_features(**_image_inputs(model, pixels), return_dict=True)
+    deep = getattr(features, "deepstack_features", None) or []
+    parts = [torch.cat([torch.as_tensor(each) for each in rows]) for rows in (features.pooler_output, *deep)]
+    found: NDArray[np.float32] = torch.cat(parts, dim=1).float().numpy()
     return found
 
 
@@ -527,7 +529,7 @@ def logits_with_image(model: Any, tokens: Sequence[int], pixels: NDArray[np.floa
     """Return the logits of every position of a text with the placeholders of an image: `[num_tokens, vocab_size]`."""
     with torch.no_grad():
         inputs = _image_inputs(model, pixels)
-        kinds = {"Gemma3": "token_type_ids", "Qwen2VL": "mm_token_type_ids"}
+        kinds = {"Gemma3": "token_type_ids", "Qwen": "mm_token_type_ids"}
         for field in (field for family, field in kinds.items() if _named(model, family)):
             inputs[field] = torch.tensor([[int(token == model.config.image_token_id) for token in tokens]])
         output = model(torch.tensor([list(tokens)]), use_cache=False, **inputs)
@@ -548,7 +550,7 @@ def _image_inputs(model: Any, pixels: NDArray[np.float32]) -> dict[str, Any]:
             "spatial_shapes": shape,
             "pixel_attention_mask": torch.ones(patches.shape[:2], dtype=torch.long),
         }
-    if _named(model, "Qwen2VL"):
+    if _named(model, "Qwen"):
         vision = model.config.vision_config
         frames = _cut(batch, vision.patch_size, vision.spatial_merge_size)[:, :, :, None]
         grid = torch.tensor([[1, *(each // vision.patch_size for each in pixels.shape[1:])]])

@@ -29,6 +29,14 @@ EYE: dict[str, Any] = {
     **{"num_hidden_layers": 3, "patch_size": 7},
 }
 PIXELS = {"image_mean": [0.4, 0.5, 0.6], "image_std": [0.2, 0.3, 0.25]}
+QWEN_TOKENS: dict[str, Any] = {
+    **{"image_token_id": 5, "video_token_id": 6, "vision_start_token_id": 7, "vision_end_token_id": 8},
+    "tie_word_embeddings": False,
+}
+QWEN3_EYE: dict[str, Any] = {
+    **{"depth": 4, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "patch_size": 7, "out_hidden_size": 32},
+    **{"spatial_merge_size": 2, "temporal_patch_size": 2, "num_position_embeddings": 9},
+}
 SETTINGS: dict[str, dict[str, Any]] = {
     "idefics3": {
         **{"architectures": ["Idefics3ForConditionalGeneration"], "image_token_id": 5, "scale_factor": 2},
@@ -75,8 +83,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "vision_config": {**EYE, "model_type": "siglip2_vision_model", "num_patches": 9, "vision_use_head": False},
     },
     "qwen2-vl": {
-        **{"architectures": ["Qwen2VLForConditionalGeneration"], "image_token_id": 5, "video_token_id": 6},
-        **{"vision_start_token_id": 7, "vision_end_token_id": 8, "tie_word_embeddings": False},
+        **{"architectures": ["Qwen2VLForConditionalGeneration"], **QWEN_TOKENS},
         "text_config": {
             **{**TEXT, "model_type": "qwen2_vl_text", "bos_token_id": 1, "eos_token_id": 2},
             "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 1, 1]},
@@ -86,11 +93,35 @@ SETTINGS: dict[str, dict[str, Any]] = {
             **{"spatial_merge_size": 2, "temporal_patch_size": 2},
         },
     },
+    "qwen3-vl": {
+        **{"architectures": ["Qwen3VLForConditionalGeneration"], **QWEN_TOKENS},
+        "text_config": {
+            **{**TEXT, "model_type": "qwen3_vl_text", "bos_token_id": 1, "eos_token_id": 2, "head_dim": 16},
+            "rope_parameters": {
+                **{"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [4, 2, 2]},
+                "mrope_interleaved": True,
+            },
+        },
+        "vision_config": {**QWEN3_EYE, "deepstack_visual_indexes": [0, 2]},
+    },
+    "qwen3-5": {
+        **{"architectures": ["Qwen3_5ForConditionalGeneration"], **QWEN_TOKENS},
+        "text_config": {
+            **{**TEXT, "model_type": "qwen3_5_text", "bos_token_id": 1, "eos_token_id": 2, "head_dim": 32},
+            **{"layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2},
+            **{"linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16},
+            "rope_parameters": {
+                **{"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 1, 1]},
+                **{"mrope_interleaved": True, "partial_rotary_factor": 0.25},
+            },
+        },
+        "vision_config": QWEN3_EYE,
+    },
 }
 """config.json of small models."""
 
 ANY_SIZE = [(56, 56), (28, 42), (14, 56), (42, 14)]
-OF_ANY_SIZE = ("llava-pixtral", "mistral3", "lfm2-vl", "qwen2-vl")
+OF_ANY_SIZE = ("llava-pixtral", "mistral3", "lfm2-vl", "qwen2-vl", "qwen3-vl", "qwen3-5")
 SIZES = {name: ANY_SIZE if name in OF_ANY_SIZE else [(56, 56)] for name in SETTINGS}
 """Height and width of the images for each model."""
 

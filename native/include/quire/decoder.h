@@ -141,6 +141,7 @@ struct DecoderShape {
     float embedding_scale = 1.0F;
     int separator = -1;          // tokens behind the first one in a text are of the second type; -1: none are
     int learned_positions = -1;  // the offset in their table; -1: no learned positions
+    int deep_rows = 0;           // given rows have more numbers for the outputs of this many layers
     int adapter_rank = 0;        // the highest rank of adapters; 0: steps have none
     std::vector<RopeShape> ropes;
     std::vector<LayerShape> layers;
@@ -273,7 +274,7 @@ struct StepView {
     const std::int64_t* logit_indices = nullptr;  // [num_logits]
     const std::int64_t* state_indices = nullptr;  // [num_states]
     const std::int64_t* given = nullptr;        // [num_tokens], a row instead of an embedding, -1: none; null: no rows
-    Rows given_rows = {};                       // of embedding_size numbers
+    Rows given_rows = {};                       // of embedding_size numbers, and hidden_size for each of deep_rows
     const std::int64_t* coordinates = nullptr;  // [num_axes, num_tokens]; null: each is the position
     const std::int64_t* ends_seen = nullptr;    // [num_tokens], see AttentionTask::end; null: all are 0
     int first_layer = 0;                        // a part of the layers, after a call with those before it

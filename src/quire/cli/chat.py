@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,6 +27,7 @@ from quire.cli.turn_reader import pipe_reader, terminal_reader
 from quire.cli.word_wrap import WordWrap
 from quire.core.errors import InvalidRequestError, RequestTooLargeError
 from quire.core.sampling_params import SamplingParams
+from quire.engine.images.parts import SentImage
 from quire.engine.near_names import meant_by
 
 if TYPE_CHECKING:
@@ -35,10 +37,11 @@ if TYPE_CHECKING:
 
 HELP: Final = """/clear          start over
 /system TEXT    start over with new instructions; without TEXT, with none
+/image FILE     show the model an image with your next message
 /?              this list (or /help)
 /bye            leave (or /exit, Ctrl-D, Ctrl-C twice); Ctrl-C stops an answer"""
 
-COMMANDS: Final = ("/clear", "/system", "/?", "/help", "/bye", "/exit", "/quit")
+COMMANDS: Final = ("/clear", "/system", "/image", "/?", "/help", "/bye", "/exit", "/quit")
 LEAVING: Final = ("/bye", "/exit", "/quit")
 
 FOR_ONE: Final = MappingProxyType({"max_num_seqs": 1, "touch_kv_memory": "use"})
@@ -52,6 +55,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add the command `chat`. Mutates `subparsers`."""
     parser = subparsers.add_parser("chat", help="talk to a model", description="Talk to a model.")
     parser.add_argument("--system", default="", metavar="TEXT", help="system instructions for the conversation")
+    parser.add_argument(
+        "--image", action="append", default=[], metavar="FILE", help="show the model an image with the first message"
+    )
     talk = parser.add_mutually_exclusive_group()
     talk.add_argument("--quiet", "-q", action="store_true", help="print only the answers and errors")
     talk.add_argument("--verbose", "-v", action="store_true", help="print the model, its settings and memory first")
@@ -83,6 +89,8 @@ def run(arguments: argparse.Namespace) -> int:
         if not arguments.quiet:
             remark("\n".join([*_greeting(llm, arguments.verbose, is_watched), *note]), terminal)
         conversation = Conversation(llm, sampling, arguments.system, None if arguments.quiet else terminal)
+        for file in arguments.image:
+            conversation.show(file)
         if message:
             _take_turn(conversation, message, is_watched)
             return FAILED if conversation.has_failed else DONE
@@ -118,13 +126,21 @@ class Conversation:
         self._system = system
         self._terminal = terminal
         self._turns: list[Message] = []
+        self._images: list[Message] = []  # for the next message
         self.has_failed = False
 
     def begin(self, system: str | None = None) -> None:
         """Forget the turns; a system text replaces the previous one. Mutates."""
         self._turns.clear()
+        self._images.clear()
         if system is not None:
             self._system = system
+
+    def show(self, file: str) -> None:
+        """Read an image for the next message; raises `InvalidRequestError` if that is impossible. Mutates."""
+        if not self._llm.report.reads_images:
+            raise InvalidRequestError("image", file, "none: this model reads text only")
+        self._images.append({"type": "image", "image": SentImage("image", Path(file).expanduser()).content()})
 
     def say(self, text: str, is_watched: bool = False) -> None:
         """Print the answer to a message and remember both. Mutates; an interrupt keeps the answer so far.
@@ -132,7 +148,9 @@ class Conversation:
         `is_watched`: Ctrl-C waits for the end of a step, because the engine is used again afterwards.
         """
         before: list[Message] = [{"role": "system", "content": self._system}] if self._system else []
-        message: Message = {"role": "user", "content": text}
+        content = [*self._images, {"type": "text", "text": text}] if self._images else text
+        message: Message = {"role": "user", "content": content}
+        self._images.clear()
         pieces: list[str] = []
         screen = detect(sys.stdout, os.environ)
         wrap = WordWrap(_print, screen.columns) if screen.interactive else None
@@ -217,6 +235,11 @@ def _take_turn(conversation: Conversation, text: str, is_watched: bool) -> None:
         conversation.begin()
     elif command == "/system":
         conversation.begin(rest.strip())
+    elif command == "/image":
+        try:
+            conversation.show(rest.strip())
+        except InvalidRequestError as error:
+            conversation.fail(str(error))
     elif command in ("/?", "/help"):
         conversation.remark(HELP)
     elif command.startswith("/") and "\n" not in text:

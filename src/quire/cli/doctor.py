@@ -81,10 +81,10 @@ def _examine_model(arguments: argparse.Namespace) -> tuple[str, list[Finding]]:
         return f"{blueprint.check_weights():,} tensors, all with the shapes that the model's settings imply"
 
     def look_at_tokenizer() -> str:
-        tokenizer = Tokenizer.open(blueprint.tokenizer_files, vocab_size=blueprint.vocab_size)
-        return (
-            f"{tokenizer.vocab_size:,} tokens, {'with' if tokenizer.has_chat_template else 'without'} a chat template"
-        )
+        tokenizer = Tokenizer.open(blueprint.tokenizer_files, vocab_size=blueprint.vocab_size, images=blueprint.images)
+        template = f"{'with' if tokenizer.has_chat_template else 'without'} a chat template"
+        images = "" if tokenizer.images is None else f"; images become {tokenizer.images.placeholder}"
+        return f"{tokenizer.vocab_size:,} tokens, {template}{images}"
 
     parts = [_found_by("weights", look_at_weights), _found_by("tokenizer", look_at_tokenizer)]
     return str(blueprint.report), parts

@@ -25,6 +25,7 @@ from quire.compute.models.source import ModelFolder, ModelSource
 from quire.compute.models.sublayers import ExpertsSpec
 from quire.compute.weights.codes import GROUP, coded_row_bytes
 from quire.compute.weights.decoder_weights import HEAD_PARTS, OF_LATENTS, is_matrix, is_product, kept_type
+from quire.core.config import AUTO
 from quire.core.errors import ModelError
 from quire.core.kv_spec import RECURRENT, SHARED, KVCacheSpec, KVHeads
 from quire.guide import GUIDE_FOLDER
@@ -38,21 +39,24 @@ def known_models() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in MODELS_FOLDER.glob("*.json")))
 
 
-def find_settings(model: str) -> ModelSource:
-    """Return the source of a model's settings: a folder, a GGUF file, or a settings file alone."""
+def find_settings(model: str, images: str = AUTO) -> ModelSource:
+    """Return the source of a model's settings: a folder, a GGUF file, or a settings file alone.
+
+    `images`: the image encoder of a GGUF model, as `EngineConfig.mmproj` names it.
+    """
     path = Path(model).expanduser()
     if model == GUIDE and not path.is_dir():
         return ModelFolder(GUIDE_FOLDER)
     if model and path.is_file() and not is_gguf(path):
         return ModelFolder(path.parent, path.name)
     if model and path.exists():
-        return resolve_model(model)
+        return resolve_model(model, images)
     if model.lower() in known_models():
         return ModelFolder(MODELS_FOLDER, f"{model.lower()}.json")
     if HubName.parse(model) is None and find_kept(model) is None and model not in PACKAGES:
         advice = f"Give a model folder, a config.json, a hub id, or one of {GUIDE}, {', '.join(known_models())}"
         raise ModelError(model, f'No folder named "{model}". {advice}')
-    return resolve_settings(model)
+    return resolve_settings(model, images)
 
 
 def require_texts(model: ModelDescription, name: str, command: str) -> None:

@@ -110,11 +110,13 @@ def _described(row: ListedModel, source: ModelSource) -> ListedModel:
     """Return the row, completed from the model's settings and the headers of its weights."""
     from quire.compute.choice import choose_backend
     from quire.compute.models import read_model
+    from quire.compute.models.image_encoders import with_images
     from quire.compute.weights.decoder_weights import WeightReader
     from quire.core.config import EngineConfig
     from quire.engine.memory_plan import plan_memory
 
     try:
+        source = with_images(source)
         model = read_model(source)
         row = replace(row, family=model.architecture.partition("For")[0], type=model.weight_type)
         WeightReader(model.spec, source.tensors(), "float32", "auto")

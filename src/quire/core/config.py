@@ -36,6 +36,9 @@ DEVICES = ("auto", "cpu", "cuda")
 ATTENTION_BACKENDS = ("auto", "triton", "flashinfer", "plain")
 TENSOR_PARALLEL_SUMS = ("gather", "reduce")
 DISK_WRITES = ("on_hit", "always")
+AUTO: Final = "auto"
+NO_IMAGES: Final = "none"
+"""The `mmproj` with which a model reads texts only."""
 SPECULATIONS = ("off", "auto", "ngram")
 MOST_DRAFTS: Final = 15
 """The most guesses for a sequence in a step: with the token before them, they fill the rows of one kernel call."""
@@ -143,6 +146,12 @@ class EngineConfig:
     )
     tokenizer: str | None = setting(None, "folder with the tokenizer; none: the model's own", metavar="FOLDER")
     skip_tokenizer_init: bool = setting(False, "take and return token ids only; load no tokenizer")
+    mmproj: str = setting(
+        "auto",
+        "file with the image encoder of a GGUF model; auto: the mmproj-*.gguf next to it, if one fits; none: read no "
+        "images",
+        metavar="FILE",
+    )
     dtype: str = setting(
         "auto", "number type for computing: bfloat16, float32, float16 (torch only); auto: the checkpoint's"
     )
@@ -248,7 +257,7 @@ class EngineConfig:
     )
 
     def __post_init__(self) -> None:
-        for name in ("model", "tokenizer", "step_log", "speculation", "disk_cache"):
+        for name in ("model", "tokenizer", "mmproj", "step_log", "speculation", "disk_cache"):
             self._take_path(name)
         for name in ("max_memory", "kv_memory", "adapter_memory"):
             if getattr(self, name) is not None:
@@ -371,7 +380,7 @@ class EngineConfig:
             object.__setattr__(self, name, value)
         optional = name in ("tokenizer", "step_log", "disk_cache")
         if not (optional and value is None) and not (isinstance(value, str) and value and "\0" not in value):
-            allowed = "the path of a file" if name == "step_log" else "the path of a folder, or a name"
+            allowed = "the path of a file" if name in ("step_log", "mmproj") else "the path of a folder, or a name"
             if name == "speculation":
                 allowed = f"{', '.join(SPECULATIONS)}, or a model's folder or name"
             raise InvalidConfigError(name, value, allowed)
@@ -403,6 +412,7 @@ class EngineSettings(TypedDict, total=False):
 
     tokenizer: str | os.PathLike[str] | None
     skip_tokenizer_init: bool
+    mmproj: str | os.PathLike[str]
     dtype: str
     weights: str
     kv_dtype: str

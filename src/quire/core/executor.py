@@ -19,9 +19,11 @@ Contract, relied on by the memory manager:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from quire.core.images import Image
+from quire.core.request import CacheScope
 from quire.core.step import StepPlan, StepResult
 
 NoteLoaded = Callable[[int, int, str], None]
@@ -45,4 +47,20 @@ class Executor(Protocol):
 
     def shutdown(self) -> None:
         """Free everything, and drop plans in flight. May be called twice."""
+        ...
+
+
+class ImageEncoding(Protocol):
+    """Encodes the images of requests that have not started, between steps."""
+
+    def add(self, request_id: str, images: Sequence[Image], scope: CacheScope) -> bool:
+        """Encode images of a request; False: all of them are encoded. Mutates."""
+        ...
+
+    def advance(self, budget_s: float) -> list[str]:
+        """Work for about this long; return the requests that need not wait any more. Mutates."""
+        ...
+
+    def drop(self, request_id: str) -> None:
+        """Forget a request, if it waits. Mutates."""
         ...

@@ -21,13 +21,10 @@ import hashlib
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final
 
 from quire.core.errors import InvariantError
 from quire.core.wire import WireReader, WireWriter
-
-if TYPE_CHECKING:
-    from quire.core.request import CacheScope
 
 CHANNELS: Final = 3
 MIN_IMAGE_TOKENS: Final = 4
@@ -80,22 +77,6 @@ class Image:
     def without_pixels(self) -> Image:
         """Return the image as a log keeps it. Does not mutate."""
         return replace(self, pixels=b"")
-
-
-class ImageEncoding(Protocol):
-    """Encodes the images of requests that have not started, between steps."""
-
-    def add(self, request_id: str, images: Sequence[Image], scope: CacheScope) -> bool:
-        """Encode images of a request; False: all of them are encoded. Mutates."""
-        ...
-
-    def advance(self, budget_s: float) -> list[str]:
-        """Work for about this long; return the requests that need not wait any more. Mutates."""
-        ...
-
-    def drop(self, request_id: str) -> None:
-        """Forget a request, if it waits. Mutates."""
-        ...
 
 
 def write_image(writer: WireWriter, image: Image) -> None:

@@ -391,6 +391,8 @@ def _too_long(request: Request, limits: RequestLimits, total: int, most: int) ->
     error = RequestTooLargeError("prompt", f"{total} tokens", f"at most {most} tokens")
     if asked is None or begun >= most:
         count = f"the prompt has {prompt} tokens"
+        if request.images:
+            count += f", {sum(image.num_tokens for image in request.images)} of them for images"
         if request.num_output_tokens:
             count = f"the prompt and its beginning of an answer have {begun} tokens"
         room = ", of which 1 must stay free for the output" if begun == most else ""

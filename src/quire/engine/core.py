@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from dataclasses import dataclass
 from typing import Final
 
 from quire.core.adapters import AdapterLoading
 from quire.core.clock import Clock
 from quire.core.errors import ExecutionError, ExecutorLostError
-from quire.core.executor import Executor
-from quire.core.images import ImageEncoding
+from quire.core.executor import Executor, ImageEncoding
 from quire.core.request import FinishReason, Request
 from quire.core.step import StepPlan
 from quire.engine.commands import (
@@ -46,6 +46,18 @@ ENCODING_S: Final = 0.05
 """The time for images before each step; texts that are generated wait for it."""
 
 
+@dataclass(frozen=True, slots=True)
+class EngineExtras:
+    """What only some engines have: adapters, an encoder of images, and the folder of their disk cache."""
+
+    adapters: AdapterLoading | None = None
+    images: ImageEncoding | None = None
+    disk_store: str = ""
+
+
+NO_EXTRAS: Final = EngineExtras()
+
+
 class EngineCore:
     """Runs requests to their end, one step at a time."""
 
@@ -56,18 +68,16 @@ class EngineCore:
         clock: Clock,
         *,
         log: StepLogWriter | None = None,
-        adapters: AdapterLoading | None = None,
-        images: ImageEncoding | None = None,
-        disk_store: str = "",
+        extras: EngineExtras = NO_EXTRAS,
     ) -> None:
         self.scheduler = scheduler
         self._executor = executor
         self._clock = clock
         self._log = log
-        self._adapters = adapters
-        self._images = images
+        self._adapters = extras.adapters
+        self._images = extras.images
         self._awaiting_images: set[str] = set()  # requests whose images are encoded before they start
-        self._disk_store = disk_store
+        self._disk_store = extras.disk_store
         self._to_drop: set[str] = set()  # adapters to free once no request uses them
         self._depth = scheduler.config.max_steps_under_way
         self._pace = StepPace.of(scheduler.config)

@@ -41,8 +41,8 @@ from quire.compute.worker.store.slot_file import SlotFile
 from quire.compute.worker.worker import Worker
 from quire.core.adapters import AdapterFacts
 from quire.core.clock import Clock, SystemClock
-from quire.core.config import SPECULATIONS, EngineConfig, MemoryConfig, ResolvedConfig, SchedulerConfig
-from quire.core.errors import CheckpointError, DoesNotFitError, InvalidConfigError
+from quire.core.config import NO_IMAGES, SPECULATIONS, EngineConfig, MemoryConfig, ResolvedConfig, SchedulerConfig
+from quire.core.errors import CheckpointError, DoesNotFitError, InvalidConfigError, InvariantError
 from quire.core.executor import Executor, NoteLoaded
 from quire.core.failpoints import FAILPOINTS_VARIABLE, Failpoint, parse_failpoints
 from quire.core.images import MIN_IMAGE_TOKENS
@@ -52,7 +52,7 @@ from quire.core.pooling import FIRST
 from quire.core.sampling_params import SamplingParams
 from quire.core.validate import RequestLimits
 from quire.core.what_fits import flags_that_fit
-from quire.engine.core import EngineCore
+from quire.engine.core import EngineCore, EngineExtras
 from quire.engine.images.reader import ImageReader
 from quire.engine.memory_plan import MemoryPlan, plan_memory, require_host
 from quire.engine.process.adapter_set import first_that_fit
@@ -97,9 +97,14 @@ class EngineBlueprint:
         vision = self.model.vision
         if vision is None or not self.backend.facts.reads_images or self.config.skip_tokenizer_init:
             return None
-        reader = ImageReader.open(self.model.source, max_tokens=self.report.plan.max_model_len)
-        reader.require_rows(vision.num_placeholders, self.model.source.name)
-        return reader
+
+        def num_rows(height: int, width: int) -> int:
+            try:
+                return vision.num_placeholders(height, width)
+            except InvariantError:  # no such size reaches the engine
+                return 0
+
+        return ImageReader.open(self.model.source, max_tokens=self.report.plan.max_model_len, num_rows=num_rows)
 
     @property
     def pooling(self) -> str:
@@ -209,7 +214,7 @@ class EngineBlueprint:
         log = None if path is None else StepLogFile(path, clock)
         disk_store = "" if store is None else store.path
         images = None if parts.image_encoder is None else ImageQueue(parts.image_encoder, parts.encoded_images)
-        return EngineCore(control, executor, clock, log=log, adapters=loader, images=images, disk_store=disk_store)
+        return EngineCore(control, executor, clock, log=log, extras=EngineExtras(loader, images, disk_store))
 
     def _read_adapter(self, folder: str, digest: str | None = None) -> Adapter:
         return read_adapter(Path(folder), self.model.spec, self.config.max_adapter_rank, digest)
@@ -252,7 +257,7 @@ def plan_engine(config: EngineConfig) -> EngineBlueprint:
     Raises `CheckpointError` for a model that cannot be run, `InvalidConfigError` for settings that do not fit it or
     this machine.
     """
-    model = read_model(_model_source(config.model), config.max_model_len)
+    model = read_model(_model_source(config.model, config.mmproj), config.max_model_len)
     model = replace(model, spec=model.spec.with_guesses(config.max_drafts))
     if config.guesses_by_model:
         model = with_draft_model(config, model)
@@ -405,9 +410,9 @@ def _dtype_notices(model: ModelDescription, facts: BackendFacts) -> tuple[str, .
     return ()
 
 
-def _model_source(name: str) -> ModelSource:
+def _model_source(name: str, images: str = NO_IMAGES) -> ModelSource:
     if name != GUIDE or Path(name).is_dir():
-        return resolve_model(name)
+        return resolve_model(name, images)
     from quire.guide import GUIDE_FOLDER
 
     return ModelFolder(GUIDE_FOLDER)

@@ -93,6 +93,8 @@ class LLM(LocalModel, OperatorVerbs):
     ) -> list[RequestOutput]:
         """Return the answers to one conversation or several, in their order.
 
+        A content is a text, or a list of parts: `{"type": "text", "text": …}`, and for a model that reads images
+        `{"type": "image", "image": …}` with bytes, a `pathlib.Path`, an image of Pillow, a data URL or base64.
         `options`: `add_generation_prompt`, `chat_template_kwargs`, `continue_final_message` (the answer continues the
         last message, the assistant's), and those of `generate`; so is `adapter`.
         """

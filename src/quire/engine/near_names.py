@@ -49,6 +49,8 @@ ELSEWHERE: Final = MappingProxyType(
         "--embedding": "--pooling",
         "--embeddings": "--pooling",
         "--lora": "--adapter",
+        "-mm": "--mmproj",
+        "--clip-model-path": "--mmproj",
         "--models-dir": "--model-dir",
         "--models-max": "--models-at-once",
         "--ssl-cert-file": "--tls-cert",
@@ -106,6 +108,9 @@ ELSEWHERE: Final = MappingProxyType(
 NEEDLESS: Final = MappingProxyType(
     {
         "--chat-template": "quire takes the model's chat template, or that of --tokenizer FOLDER",
+        "--mmproj-auto": "quire looks for the image encoder next to a GGUF model unless --mmproj names one",
+        "--mmproj-url": "quire fetches the image encoder with a model of the hub; --mmproj names a file",
+        "--no-mmproj": "quire calls it --mmproj none",
         "--jinja": "quire always applies the model's chat template",
         "--trust-remote-code": "quire never runs code that comes with a model",
         "--load-format": "quire tells the format from the files",

@@ -118,7 +118,7 @@ class ServerConfig:
         "32MiB", "maximum size of a request body for a model that reads images, which are in the body as base64"
     )
     max_bodies: int | str = setting("256MiB", "maximum memory for all request bodies together")
-    max_images: int | str = setting(
+    max_image_memory: int | str = setting(
         "1GiB", "maximum memory for the pixels of all requests' images together; with several keys, a quarter for each"
     )
     max_bodies_per_key: int | str | None = setting(
@@ -246,14 +246,14 @@ class ServerConfig:
         return max(min(parse_bytes(self.max_image_body), self.max_bodies_bytes_per_key), self.max_body_bytes)
 
     @property
-    def max_images_bytes(self) -> int:
+    def image_memory_bytes(self) -> int:
         """The maximum memory of the pixels of all requests' images, as a number."""
-        return parse_bytes(self.max_images)
+        return parse_bytes(self.max_image_memory)
 
     @property
-    def max_images_bytes_per_key(self) -> int:
+    def image_memory_bytes_per_key(self) -> int:
         """The maximum memory of the pixels of one key's images."""
-        return self.max_images_bytes // (KEYS_TO_FILL if self.may_have_several_tenants else 1)
+        return self.image_memory_bytes // (KEYS_TO_FILL if self.may_have_several_tenants else 1)
 
     @property
     def head_bytes(self) -> int:
@@ -283,7 +283,7 @@ class ServerConfig:
         for name in (
             "max_body",
             "max_image_body",
-            "max_images",
+            "max_image_memory",
             "max_header_bytes",
             "max_bodies",
             "max_bodies_per_key",

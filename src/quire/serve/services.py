@@ -81,7 +81,7 @@ def make_server_services(config: ServerConfig, clock: Clock, disk_cache: str | N
     return ServerServices(
         config=config,
         bodies=BodyBudget(config.max_bodies_bytes, config.max_bodies_bytes_per_key),
-        images=BodyBudget(config.max_images_bytes, config.max_images_bytes_per_key, "images"),
+        images=BodyBudget(config.image_memory_bytes, config.image_memory_bytes_per_key, "images"),
         hosts=make_hosts(config),
         tenants=tenants,
         calls=CallMetrics(),

@@ -115,7 +115,7 @@ def make_report(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Pl
     config, settings = engine_config(arguments, environ), engine_settings(arguments, environ)
     objective = parse_objective(arguments.slo or "")
     memory = None if arguments.memory is None else parse_bytes(arguments.memory, "memory")
-    source = find_settings(config.model)
+    source = find_settings(config.model, config.mmproj)
     sizer = EngineSizer(config, source)
     require_texts(sizer.model, config.model, "quire plan")
     on_here = EngineSizer(config, source, KV_SHARE) if memory is None else sizer

@@ -79,7 +79,7 @@ class Study:
         self._progress = progress
         _require(arguments)
         config = engine_config(arguments, environ)
-        self._sizer = AnyBlockSizer(config, find_settings(config.model))
+        self._sizer = AnyBlockSizer(config, find_settings(config.model, config.mmproj))
         require_texts(self._sizer.model, config.model, "quire simulate")
         self._hardware = find_machine(arguments.hardware, config)
         if arguments.link_bandwidth is not None:

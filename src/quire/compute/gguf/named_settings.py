@@ -55,7 +55,7 @@ class Settings:
 
     def number(self, name: str, default: float | None = None) -> float:
         """Return a number as it was written before it became float32: 1e-06, not 9.99999997e-07."""
-        return float(str(np.float32(self.file.number(self.key(name), default))))
+        return as_written(self.file.number(self.key(name), default))
 
     @property
     def head_size(self) -> int:
@@ -114,3 +114,12 @@ def kinds_of_layers(settings: Settings, count: int, full: str, recurrent: str) -
     if len(heads) != count:
         raise settings.file.error(key, f"a number for each of the {count} layers, 0 for {recurrent}")
     return [full if each else recurrent for each in heads]
+
+
+def as_written(number: float) -> float:
+    """Return a number as it was written before it became float32.
+
+    >>> as_written(0.4000000059604645)
+    0.4
+    """
+    return float(str(np.float32(number)))

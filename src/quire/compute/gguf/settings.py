@@ -78,6 +78,9 @@ ARCHITECTURES: Final = MappingProxyType(
 )
 """`general.architecture` → the family that runs it."""
 
+OF_IMAGES: Final = "clip"
+"""The architecture of a file with an image encoder only."""
+
 BIASED: Final = frozenset(
     {"arcee", "chatglm", "glm4", "glm4moe", "granite", "granitemoe", "internlm2", "llama", "seed_oss", "smollm3"}
 )
@@ -117,6 +120,9 @@ POOLINGS: Final = MappingProxyType({1: "mean", 2: "cls", 3: "lasttoken"})
 def architecture_of(header: GgufHeader) -> str:
     """Return `general.architecture`; raises `ModelError` if no family runs it."""
     found = header.settings.get("general.architecture")
+    if found == OF_IMAGES:
+        advice = "Give the file of its model; this one is found next to it, or named by --mmproj"
+        raise ModelError(str(header.path), f"{header.path} has the image encoder of a model only. {advice}")
     if not isinstance(found, str) or found not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
         message = (

@@ -1,14 +1,18 @@
-"""GgufFile: a model in a GGUF file, as a `ModelSource` with the files of a Hugging Face folder."""
+"""GgufFile: a model in a GGUF file, as a `ModelSource` with the files of a Hugging Face folder.
+
+Its image encoder, if it has one, is in a second file (projector.py).
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 from quire.compute.gguf.header import PART, GgufHeader, parts_of
+from quire.compute.gguf.projector import PairTensors, Projector
 from quire.compute.gguf.settings import config_of, dense_config_of, file_type_of, pooling_config_of
 from quire.compute.gguf.tensors import GgufTensors
 from quire.compute.gguf.tokenizer import tokenizer_config_of, tokenizer_json_of
@@ -19,6 +23,7 @@ from quire.core.model_files import MAX_SETTINGS_BYTES
 OBJECTS = ("config.json", "generation_config.json", "tokenizer_config.json")
 TOKENIZER = "tokenizer.json"
 POOLING = "1_Pooling/config.json"
+FOR_IMAGES = "preprocessor_config.json"
 
 
 def is_gguf(path: Path) -> bool:
@@ -32,11 +37,25 @@ def is_later_part(path: Path) -> bool:
     return split is not None and int(split["number"]) != 1
 
 
+def has_image_encoder(name: str) -> bool:
+    """Return whether a GGUF file is named as llama.cpp names one with an image encoder.
+
+    >>> has_image_encoder("mmproj-model-f16.gguf"), has_image_encoder("llava-mmproj.gguf"), has_image_encoder("a.gguf")
+    (True, True, False)
+    """
+    return "mmproj" in name.lower()
+
+
 @dataclass(frozen=True)
 class GgufFile:
-    """Implements `ModelSource`. The header is read once, at first use."""
+    """Implements `ModelSource`. The headers are read once, at first use.
+
+    `image_encoder`: the file with it; None: the model reads text only. `notices`: why a file next to it is not used.
+    """
 
     path: Path
+    image_encoder: Path | None = field(default=None, kw_only=True)
+    notices: tuple[str, ...] = field(default=(), kw_only=True)
 
     @property
     def name(self) -> str:
@@ -49,12 +68,15 @@ class GgufFile:
         return file_type_of(self._header)
 
     def where(self, file: str) -> str:
-        """Return the path of the GGUF file, which contains all files."""
-        return self.name
+        """Return the path of the GGUF file that has the content of a file of this name, or those of both."""
+        if self.image_encoder is None or file == TOKENIZER:
+            return self.name
+        return str(self.image_encoder) if file == FOR_IMAGES else f"{self.name} with {self.image_encoder.name}"
 
     def has(self, file: str) -> bool:
         """Return whether the GGUF file has the content of a file of this name."""
-        return file in (*OBJECTS, TOKENIZER) or self._step(file) is not None
+        has_images = file == FOR_IMAGES and self.image_encoder is not None
+        return file in (*OBJECTS, TOKENIZER) or has_images or self._step(file) is not None
 
     def text(self, file: str, max_bytes: int = MAX_SETTINGS_BYTES) -> str:
         """Return the text of a file of this name."""
@@ -67,11 +89,14 @@ class GgufFile:
         """Return the settings in a file of this name."""
         match file:
             case "config.json":
-                return config_of(self._header, self._tensors.setting)
+                config = config_of(self._header, self._tensors.setting)
+                return config if self._projector is None else self._projector.config(config)
             case "generation_config.json":
                 return generation_config_of(self._header)
             case "tokenizer_config.json":
                 return tokenizer_config_of(self._header)
+        if file == FOR_IMAGES and self._projector is not None:
+            return self._projector.processor()
         if (step := self._step(file)) is not None:
             return step
         raise CheckpointError(self.name, f"without what {file} says", f"one of {', '.join(OBJECTS)}")
@@ -93,8 +118,14 @@ class GgufFile:
         return self._tensors.block_types
 
     def weight_paths(self) -> list[Path]:
-        """Return the file, or all its parts."""
-        return [self.path.with_name(name) for name in parts_of(self.path.name)]
+        """Return the file, or all its parts, and that of the image encoder."""
+        paths = [self.path.with_name(name) for name in parts_of(self.path.name)]
+        return paths if self.image_encoder is None else [*paths, self.image_encoder]
+
+    def require_pair(self) -> None:
+        """Raise `CheckpointError` if the image encoder cannot be read, or is not for this model."""
+        if self._projector is not None:
+            self._projector.processor()
 
     @cached_property
     def _header(self) -> GgufHeader:
@@ -102,7 +133,11 @@ class GgufFile:
 
     @cached_property
     def _tensors(self) -> GgufTensors:
-        return GgufTensors(self._header)
+        return GgufTensors(self._header) if self._projector is None else PairTensors(self._projector)
+
+    @cached_property
+    def _projector(self) -> Projector | None:
+        return None if self.image_encoder is None else Projector.read(self.image_encoder, self._header)
 
     @cached_property
     def _tokenizer_json(self) -> str:

@@ -109,9 +109,7 @@ class GgufTensors:
     def __init__(self, header: GgufHeader) -> None:
         self._names = Names.of(architecture_of(header), header.tensors.keys())
         self.entries: Mapping[str, GgufEntry] = MappingProxyType(_entries(header, self._names))
-        self.block_types: Mapping[str, str] = MappingProxyType(
-            {name: KEPT_AS.get(entry.dtype, entry.dtype) for name, entry in self.entries.items() if entry.has_blocks}
-        )
+        self.block_types = block_types_of(self.entries)
         self._header = header
         self._files = MappedFiles(header.file_bytes)
 
@@ -202,6 +200,13 @@ class GgufTensors:
 
     def _bytes(self, tensor: GgufTensor, start: int, stop: int) -> ByteArray:
         return self._files.bytes_of(tensor.file, tensor.start + start, tensor.start + stop)
+
+
+def block_types_of(entries: Mapping[str, GgufEntry]) -> Mapping[str, str]:
+    """Return the types of the matrices of blocks, by name, as engines get them."""
+    return MappingProxyType(
+        {name: KEPT_AS.get(entry.dtype, entry.dtype) for name, entry in entries.items() if entry.has_blocks}
+    )
 
 
 def _numbers_in(tensor: GgufTensor, data: ByteArray) -> FloatArray:

@@ -119,6 +119,8 @@ class DecoderSpec:
     - `tied_head`: the embedding is also the head. `head_bias`: the head has a bias.
     - `experts`: of the `sparse` layers. `delta`, `mamba` or `convolution`: of the `recurrent` layers.
     - `layer_inputs`: of all layers; None: none. `layer_scale`: each layer multiplies its output by one number.
+    - `deep_rows`: rows that are given in place of embedded tokens have more numbers, which are added to the outputs of
+      this many layers.
     - `sources`: the tensors of each part in a checkpoint. It may also have `ignored_tensors`, and those whose names
       begin with one of the `ignored_prefixes`, which are not used. Checkpoints of the bare decoder lack
       `optional_prefix` in their names.
@@ -156,6 +158,7 @@ class DecoderSpec:
     token_types: int = 0
     separator: int | None = None
     embedding_norm: bool = False
+    deep_rows: int = 0
     logit_scale: float = 1.0
     logit_soft_cap: float | None = None
 

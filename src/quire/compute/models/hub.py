@@ -5,7 +5,7 @@
 A model on this machine, or complete in the hub's cache, is used unchanged and without a network; `quire models pull`
 looks for a newer version on the hub. Other names of the form ORGANISATION/NAME are looked up through `huggingface_hub`
 if it is installed, with its own cache and credentials. Only settings, tokenizer and weights are fetched, never code or
-pickles; an interrupted download of weights resumes.
+pickles; an interrupted download of weights resumes. A GGUF model gets the image encoder next to it (image_encoders.py).
 
     ORGANISATION/NAME              the safetensors
     ORGANISATION/NAME:TYPE         the GGUF file with that type in its name, such as Q4_K_M
@@ -22,14 +22,16 @@ from types import MappingProxyType
 from typing import Final
 
 from quire.compute.gguf.source import GgufFile, is_gguf
-from quire.compute.models.hub_blobs import fetch_blobs
+from quire.compute.models.hub_blobs import fetch_blobs, file_names
+from quire.compute.models.image_encoders import chosen, with_images
 from quire.compute.models.inventory import stored_models
 from quire.compute.models.packaged import PACKAGES, find_packaged
 from quire.compute.models.refusals import missing_folder
 from quire.compute.models.snapshots import find_complete, hub_cache
 from quire.compute.models.source import ModelFolder, ModelSource
-from quire.compute.models.stores import PART, find_stored, ollama_stores, only_gguf, why_unreadable
+from quire.compute.models.stores import PART, find_stored, gguf_models, ollama_stores, only_gguf, why_unreadable
 from quire.compute.weights.checkpoint import INDEX_FILE, SINGLE_FILE
+from quire.core.config import AUTO
 from quire.core.errors import ModelError
 from quire.core.model_files import is_there
 
@@ -79,8 +81,15 @@ class HubName:
         return f"{self.repository}{kind}{revision}"
 
 
-def resolve_model(name: str) -> ModelSource:
-    """Return the source of a model; downloads it if `name` is neither a path nor in a store."""
+def resolve_model(name: str, images: str = AUTO) -> ModelSource:
+    """Return the source of a model; downloads it if `name` is neither a path nor in a store.
+
+    `images`: the image encoder of a GGUF model, as `EngineConfig.mmproj` names it.
+    """
+    return with_images(_resolved(name, fetches_images=images == AUTO), images)
+
+
+def _resolved(name: str, *, fetches_images: bool) -> ModelSource:
     path = Path(name).expanduser()
     if name and path.is_dir():
         return _in_folder(path)
@@ -94,7 +103,7 @@ def resolve_model(name: str) -> ModelSource:
         home, environ = Path.home(), os.environ
         stored = [GUIDE, *(each.name for each in stored_models(home, environ))]
         raise missing_folder(name, stored, list(map(_with_problem, ollama_stores(home, environ))))
-    return _cached(model) or fetch_model(model)
+    return _cached(model) or fetch_model(model, images=fetches_images)
 
 
 def _with_problem(store: Path) -> str:
@@ -102,11 +111,11 @@ def _with_problem(store: Path) -> str:
     return f"{store} (cannot be read: {reason})" if reason else str(store)
 
 
-def resolve_settings(name: str) -> ModelSource:
+def resolve_settings(name: str, images: str = AUTO) -> ModelSource:
     """Return the source of a model like `resolve_model`, but do not download the weights of safetensors."""
     model = HubName.parse(name)
     if model is None or model.kind or Path(name).expanduser().exists() or find_kept(name) is not None:
-        return resolve_model(name)
+        return resolve_model(name, images)
     return _cached(model) or fetch_settings(model)
 
 
@@ -123,13 +132,19 @@ def find_kept(name: str) -> GgufFile | None:
 
 
 def place_notices(name: str, source: ModelSource) -> tuple[str, ...]:
-    """Return a notice with the location of a model whose name is not a path, such as owner/name or name:tag."""
+    """Return the location of a model whose name is not a path, and that of the image encoder in a file of its own."""
     is_path = ("/" not in name and ":" not in name and name not in PACKAGES) or Path(name).expanduser().exists()
-    return () if is_path else (f"{name} is {source.name}",)
+    place = () if is_path else (f"{name} is {source.name}",)
+    if not isinstance(source, GgufFile):
+        return place
+    return place + ((f"image encoder: {source.image_encoder}",) if source.image_encoder else source.notices)
 
 
-def fetch_model(model: HubName) -> ModelSource:
-    """Return a model of the hub; downloads the files that the hub's cache on this machine lacks."""
+def fetch_model(model: HubName, *, images: bool = True) -> ModelSource:
+    """Return a model of the hub; downloads the files that the hub's cache on this machine lacks.
+
+    `images`: whether to fetch the image encoder of a GGUF model too.
+    """
     if not model.kind:
         source = _in_folder(_download(model, WANTED))
         if not source.has("config.json"):
@@ -139,10 +154,19 @@ def fetch_model(model: HubName) -> ModelSource:
             raise ModelError(str(model), sentence)
         return source
     spellings = dict.fromkeys((model.kind, model.kind.upper(), model.kind.lower()))
-    file = only_gguf(_download(model, tuple(f"*{kind}*.gguf" for kind in spellings)), model.kind)
+    wanted = *(f"*{kind}*.gguf" for kind in spellings), *(_image_encoder(model) if images else ())
+    file = only_gguf(_download(model, wanted), model.kind)
     if file is None:
         raise ModelError(str(model), f"{model.repository} has no GGUF file with {model.kind} in its name")
     return file
+
+
+def _image_encoder(model: HubName) -> list[str]:
+    """Return the name of the file with the image encoder for a GGUF model of the hub; empty if there is none."""
+    names = [name for name in file_names(model.repository, model.revision) if "/" not in name]
+    kind = model.kind.lower()
+    own = next((name for name in gguf_models(names) if kind in name.lower()), "")
+    return chosen(own, names)[:1]
 
 
 def fetch_settings(model: HubName) -> ModelFolder:

@@ -41,6 +41,16 @@ class Blob:
         return ModelError(self.name, f"{self.name} was not fetched: {reason}")
 
 
+def file_names(repository: str, revision: str) -> list[str]:
+    """Return the names of the files of a repository; empty if the hub cannot be asked."""
+    try:
+        from huggingface_hub import model_info
+
+        return [file.rfilename for file in model_info(repository, revision=revision or None).siblings or ()]
+    except Exception:  # the download then reports it, or finds the model in the cache
+        return []
+
+
 def fetch_blobs(repository: str, revision: str, wanted: Sequence[str], unwanted: Sequence[str]) -> None:
     """Fetch the large files of a repository that match `wanted` into the cache, unless they are there."""
     from huggingface_hub import model_info

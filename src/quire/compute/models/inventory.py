@@ -26,6 +26,7 @@ from quire.compute.models.source import ModelFolder, ModelSource
 from quire.compute.models.stores import (
     LIBRARY,
     MAX_FILES,
+    MODEL_TYPE,
     PART,
     REGISTRY,
     gguf_models,
@@ -37,9 +38,6 @@ from quire.compute.models.stores import (
 from quire.core.errors import CheckpointError
 
 NAME: Final = re.compile(PART, re.ASCII)
-TYPE: Final = re.compile(r"(?<![A-Za-z0-9])(I?Q\d\w*|BF16|F16|F32)(?![A-Za-z0-9])", re.ASCII | re.IGNORECASE)
-"""The type of the numbers in the name of a GGUF file."""
-
 MAX_MODELS: Final = 500
 WEIGHTS: Final = (".safetensors", ".bin", ".pt", ".pth")
 HUB, OLLAMA, LM_STUDIO, PACKAGE = "hub", "Ollama", "LM Studio", "package"
@@ -118,7 +116,8 @@ def _ollama(store: Path) -> Iterator[StoredModel]:
         except (CheckpointError, OSError) as error:  # a user may see names in a service's store, and not read its files
             yield StoredModel(typed, OLLAMA, 0, None, str(error))
         else:
-            yield StoredModel(typed, OLLAMA, _file_bytes(source.path), source)
+            num_bytes = sum(map(_file_bytes, filter(None, (source.path, source.image_encoder))))
+            yield StoredModel(typed, OLLAMA, num_bytes, source)
 
 
 def _lm_studio(store: Path) -> Iterator[StoredModel]:
@@ -158,7 +157,7 @@ def _ggufs(name: str, suffix: str, store: str, folder: Path, files: list[str]) -
     """Yield the GGUF models in a folder: one by the folder's name, several by their types if these differ."""
     models, there = gguf_models(files), frozenset(files)
     for file in models:
-        match = TYPE.search(file)
+        match = MODEL_TYPE.search(file)
         typed = str(folder / file)
         if name and len(models) == 1:
             typed = f"{name}{suffix}"

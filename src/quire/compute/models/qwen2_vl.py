@@ -7,22 +7,19 @@ in vision/qwen2_vl.py.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
 from quire.compute.models import qwen2
-from quire.compute.models.base import DecoderSpec, LayerSpec
+from quire.compute.models.base import DecoderSpec
 from quire.compute.models.config_file import ConfigFile
-from quire.compute.models.multimodal import text_config, with_other_tensors
+from quire.compute.models.multimodal import text_config, with_axes, with_other_tensors
 from quire.compute.models.rope import SECTIONS
-from quire.compute.models.sublayers import MAX_AXES
 
 DEFAULTS: Final = MappingProxyType(
     {"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1_000_000.0, "max_window_layers": 80}
 )
 IMAGES: Final = ("visual.",)
-MROPE_SECTION: Final = "mrope_section"
 IN_SECTIONS: Final = "mrope"
 """The type of positions with sections, which are otherwise as without a type."""
 
@@ -31,24 +28,7 @@ def decoder_spec(config: ConfigFile, max_length: int | None = None) -> DecoderSp
     """Return the spec of the text model; refuses settings that quire does not interpret."""
     text = text_config(config) if config.is_set("text_config") else config
     spec = qwen2.decoder_spec(_without_sections(text.over(DEFAULTS)), max_length)
-    return with_other_tensors(_with_axes(text, spec), str, IMAGES)
-
-
-def _with_axes(config: ConfigFile, spec: DecoderSpec) -> DecoderSpec:
-    """Return the spec whose pairs rotate by time, height and width, if the settings have sections for them."""
-    section = next((each for each in map(config.section, SECTIONS) if each.is_set(MROPE_SECTION)), None)
-    if section is None:
-        return spec
-    counts, num_pairs = section.fields[MROPE_SECTION], spec.attention.head_dim // 2
-    is_list = isinstance(counts, list) and all(type(count) is int and 0 <= count <= num_pairs for count in counts)
-    if not isinstance(counts, list) or not is_list or len(counts) != MAX_AXES or sum(counts) != num_pairs:
-        raise section.error(MROPE_SECTION, f"{MAX_AXES} integers with the sum {num_pairs}")
-    axes = tuple(axis for axis, count in enumerate(counts) for _ in range(count))
-    return replace(spec, layers=tuple(_turned(layer, axes) for layer in spec.layers))
-
-
-def _turned(layer: LayerSpec, axes: tuple[int, ...]) -> LayerSpec:
-    return layer if layer.rope is None else replace(layer, rope=replace(layer.rope, axes=axes))
+    return with_other_tensors(with_axes(text, spec, in_turns=False), str, IMAGES)
 
 
 def _without_sections(config: ConfigFile) -> ConfigFile:

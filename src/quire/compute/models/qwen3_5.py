@@ -1,7 +1,7 @@
-"""Qwen3.5: Qwen3-Next with an MLP in each layer; of multimodal models the text model, without images.
+"""Qwen3.5: Qwen3-Next with an MLP in each layer, in most models next to an encoder of images.
 
-Each product of a recurrent layer has its own tensor, except queries, keys and values. As in Qwen3-VL, the three parts
-of a position are equal in a text.
+Each product of a recurrent layer has its own tensor, except queries, keys and values. Positions have three parts, as in
+Qwen3-VL. The encoder is in vision/qwen3_vl.py.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from quire.compute.models import qwen3_next
 from quire.compute.models.base import DecoderSpec
 from quire.compute.models.common import PREFIX
 from quire.compute.models.config_file import ConfigFile
-from quire.compute.models.multimodal import text_config, with_other_tensors
+from quire.compute.models.multimodal import text_config, with_axes, with_other_tensors
 from quire.compute.models.parts import Part, WeightSource
 from quire.compute.models.qwen3_next import (
     DELTA,
@@ -45,7 +45,7 @@ def text_spec(
     spec = read(text)
     delta = delta_rule(text, spec.norm)
     spec = with_recurrent_layers(spec, text, delta, _rows(delta))
-    return with_other_tensors(spec, _renamed, IMAGES) if is_nested else spec
+    return with_other_tensors(with_axes(text, spec, in_turns=True), _renamed, IMAGES) if is_nested else spec
 
 
 def _rows(delta: DeltaSpec) -> Mapping[Part, WeightSource]:

@@ -1,6 +1,7 @@
 """Models that other programs store on this machine, found by the names that these programs use.
 
-    qwen3:0.6b, owner/name:tag, hf.co/owner/name:Q4_K_M    Ollama: a manifest names a blob, which is a GGUF file
+    qwen3:0.6b, owner/name:tag, hf.co/owner/name:Q4_K_M    Ollama: a manifest names a blob, which is a GGUF file,
+                                                           and perhaps a second one with an image encoder
     owner/name, owner/name:Q4_K_M                          LM Studio: a folder of GGUF files
 
 quire only reads files: it writes nothing, and runs no other program.
@@ -17,7 +18,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from quire.compute.gguf.source import GgufFile, is_gguf, is_later_part
+from quire.compute.gguf.source import GgufFile, has_image_encoder, is_gguf, is_later_part
 from quire.compute.models.config_file import GENERATION_CONFIG_FILE
 from quire.core.errors import CheckpointError, ModelError
 from quire.core.model_files import MAX_SETTINGS_BYTES, read_json_object
@@ -29,6 +30,7 @@ NAME: Final = re.compile(rf"(?P<path>{PART}(/{PART}){{0,2}})(:(?P<tag>{PART}))?"
 
 DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
 MODEL_LAYER: Final = "application/vnd.ollama.image.model"
+IMAGES_LAYER: Final = "application/vnd.ollama.image.projector"
 PARAMS_LAYER: Final = "application/vnd.ollama.image.params"
 DEFAULTS: Final = MappingProxyType(
     {"stop": "stop_strings", "temperature": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
@@ -40,6 +42,9 @@ WHOLE_TEXT: Final = -1
 
 SERVICE_STORE: Final = Path("/usr/share/ollama/.ollama/models")
 """Where Ollama keeps models if its Linux installer made it a service."""
+
+MODEL_TYPE: Final = re.compile(r"(?<![A-Za-z0-9])(I?Q\d\w*|BF16|F16|F32)(?![A-Za-z0-9])", re.ASCII | re.IGNORECASE)
+"""The type of the numbers in the name of a GGUF file."""
 
 REGISTRY: Final = "registry.ollama.ai"
 LIBRARY: Final = "library"
@@ -114,9 +119,10 @@ def model_of_manifest(manifest: Path, store: Path) -> GgufFile:
     blob = store / "blobs" / layers[MODEL_LAYER]
     if not blob.exists():
         raise ModelError(str(blob), f"{blob} is named by {manifest}, but is not there. Fetch it again: ollama pull")
+    images = store / "blobs" / layers[IMAGES_LAYER] if IMAGES_LAYER in layers else None
     if PARAMS_LAYER not in layers:
-        return GgufFile(blob)
-    return OllamaModel(blob, store / "blobs" / layers[PARAMS_LAYER])
+        return GgufFile(blob, image_encoder=images)
+    return OllamaModel(blob, store / "blobs" / layers[PARAMS_LAYER], image_encoder=images)
 
 
 def _layers(manifest: Path) -> dict[str, str]:
@@ -125,7 +131,7 @@ def _layers(manifest: Path) -> dict[str, str]:
     blobs: dict[str, str] = {}
     for layer in layers if isinstance(layers, list) else ():
         kind = layer.get("mediaType") if isinstance(layer, dict) else None
-        if kind in (MODEL_LAYER, PARAMS_LAYER):
+        if kind in (MODEL_LAYER, PARAMS_LAYER, IMAGES_LAYER):
             digest = layer.get("digest")
             if not isinstance(digest, str) or not DIGEST.fullmatch(digest):
                 raise CheckpointError(f"{manifest}: digest", digest, "sha256: and 64 hexadecimal digits")
@@ -161,4 +167,9 @@ def gguf_models(names: list[str]) -> list[str]:
     """
     paths = map(Path, names)
     found = (path.name for path in paths if is_gguf(path) and not is_later_part(path))
-    return sorted(name for name in found if not name.startswith("mmproj"))
+    return sorted(name for name in found if not has_image_encoder(name))
+
+
+def image_encoders(names: list[str]) -> list[str]:
+    """Return the file names of image encoders for GGUF models, sorted."""
+    return sorted(name for name in names if is_gguf(Path(name)) and has_image_encoder(name))

@@ -96,7 +96,8 @@ class NativeDecoder:
     def run(self, inputs: StepInputs, cache: CacheEngine, layers: tuple[int, int] = (0, -1)) -> StepOutputs:
         """Compute one step. Mutates the slots of its tokens in the cache; the logits are valid until the next step.
 
-        `layers`: a range of them, after a call for those before it; only the call for the last one has outputs.
+        `layers`: a range of them, after a call for those before it; only the call for the last one has outputs, and
+        each has hidden states.
         """
         self._follow(cache)
         num_logits = len(inputs.logit_indices)

@@ -29,20 +29,15 @@ INPUT_BYTES: Final = 12
 
 
 class NativeTower:
-    """Implements `Tower`; a part is a layer."""
+    """Implements `Tower`."""
 
     def __init__(self, decoder: NativeDecoder, cache: SharedCache) -> None:
         self.decoder = decoder
         self._cache = cache
 
-    @property
-    def num_parts(self) -> int:
-        """The number of layers."""
-        return len(self.decoder.spec.layers)
-
-    def run(self, inputs: StepInputs, part: int) -> FloatArray:
-        """Compute a layer, right after the layer before it; the last one returns the states of all rows."""
-        return self.decoder.run(inputs, self._cache, layers=(part, part + 1)).states
+    def run(self, inputs: StepInputs, layer: int) -> FloatArray:
+        """Compute a layer, right after the layer before it; return the states that the step asks for."""
+        return self.decoder.run(inputs, self._cache, layers=(layer, layer + 1)).states
 
 
 class NativeProducts:

@@ -44,6 +44,7 @@ def decoder_shape(spec: DecoderSpec, kv_spec: KVCacheSpec, adapter_rank: int = 0
         "logit_scale": spec.logit_scale,
         "logit_soft_cap": spec.logit_soft_cap or 0.0,
         "embedding_scale": spec.embedding_scale,
+        "deep_rows": spec.deep_rows,
         "adapter_rank": -(-adapter_rank // RANK_STEP) * RANK_STEP,
         "separator": -1 if spec.separator is None else spec.separator,
         "learned_positions": -1 if spec.learned_positions is None else spec.learned_positions,

@@ -91,6 +91,7 @@ class ReferenceDecoder:
                     if layer.transforms:
                         hidden = self._norm(hidden + self._transform(hidden, index), parts, Part.JOINED_MLP_NORM)
                 hidden = self._finish_layer(hidden, parts, layer_inputs[:, index])
+                hidden = self._with_deep_rows(hidden, index, inputs)
             hidden = self._norm(hidden, self.weights.parts, Part.FINAL_NORM)
             logits = self._logits(hidden[inputs.logit_indices])
         finite: BoolArray = np.all(np.isfinite(hidden), axis=1)
@@ -115,8 +116,17 @@ class ReferenceDecoder:
         rows = looked_up(self.weights.parts[Part.EMBEDDING], inputs.token_ids) * np.float32(self.spec.embedding_scale)
         if len(inputs.given):
             is_given = inputs.given >= 0
-            rows[is_given] = inputs.given_rows[inputs.given[is_given]]
+            rows[is_given] = inputs.given_rows[inputs.given[is_given], : rows.shape[1]]
         return rows
+
+    def _with_deep_rows(self, hidden: FloatArray, index: int, inputs: StepInputs) -> FloatArray:
+        """Return the output of a layer with the part of given rows that is for it."""
+        if index >= self.spec.deep_rows or not len(inputs.given):
+            return hidden
+        first, is_given = (index + 1) * self.spec.hidden_size, inputs.given >= 0
+        hidden = hidden.copy()
+        hidden[is_given] += inputs.given_rows[inputs.given[is_given], first : first + self.spec.hidden_size]
+        return hidden
 
     def _token_types(self, inputs: StepInputs) -> IntArray:
         """Return the type of each token: 1 behind the first separator of its text."""

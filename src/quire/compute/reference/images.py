@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from quire.compute.arrays import FloatArray
+from quire.compute.models.base import DecoderSpec
+from quire.compute.models.parts import Part
 from quire.compute.models.vision.spec import Matrix, VisionSpec
 from quire.compute.reference.attention import TILE
 from quire.compute.reference.decoder import ReferenceDecoder
@@ -13,21 +16,29 @@ from quire.compute.vision.encoder import BLOCK_SIZE, SharedCache, TowerEncoder, 
 from quire.compute.vision.weights import VisionWeights, fitted
 from quire.compute.weights.decoder_weights import DecoderWeights, PartWeights
 from quire.compute.weights.weight_file import WeightFile
-from quire.compute.worker.model_runner import StepInputs
+from quire.compute.worker.model_runner import NO_STATES, StepInputs
 
 
 class ReferenceTower:
-    """Implements `Tower`; the whole image is one part."""
+    """Implements `Tower` with a decoder for each layer: its rows are the states of the layer before it."""
 
-    num_parts = 1
-
-    def __init__(self, decoder: ReferenceDecoder, cache: SharedCache) -> None:
-        self._decoder = decoder
+    def __init__(self, spec: DecoderSpec, weights: DecoderWeights, cache: SharedCache) -> None:
         self._cache = cache
+        self._states = NO_STATES
+        self._layers: list[ReferenceDecoder] = []
+        for index, layer in enumerate(spec.layers):
+            ends = {Part.EMBEDDING_NORM: index == 0, Part.FINAL_NORM: index == len(spec.layers) - 1}
+            parts = {part: piece for part, piece in weights.parts.items() if ends.get(part, True)}
+            of_layer = DecoderWeights(parts, (weights.layers[index],), ((),))
+            self._layers.append(ReferenceDecoder(replace(spec, layers=(layer,)), of_layer))
 
-    def run(self, inputs: StepInputs, part: int) -> FloatArray:
-        """Compute an image and return the states of all rows."""
-        return self._decoder.run(inputs, self._cache).states
+    def run(self, inputs: StepInputs, layer: int) -> FloatArray:
+        """Compute a layer, right after the layer before it; return the states that the step asks for."""
+        rows = inputs.given_rows if layer == 0 else self._states
+        step = replace(inputs, given_rows=rows, state_indices=inputs.given)
+        self._states = self._layers[layer].run(step, self._cache).states
+        states: FloatArray = self._states[inputs.state_indices]
+        return states
 
 
 class ReferenceProducts:
@@ -46,9 +57,9 @@ def reference_encoder(spec: VisionSpec, checkpoint: WeightFile) -> TowerEncoder:
     """Return the image encoder of a model, with memory for its largest image."""
     spec = fitted(spec, checkpoint)
     tower, weights = spec.tower, VisionWeights.load(spec, checkpoint, "float32")
-    runner = ReferenceDecoder(tower, DecoderWeights.load(tower, checkpoint))
+    layers = DecoderWeights.load(tower, checkpoint)
     cache = shared_cache(spec, tower.with_layers(1).kv_cache_spec(BLOCK_SIZE))
-    return TowerEncoder(spec, weights, ReferenceTower(runner, cache), ReferenceProducts(weights.matrices))
+    return TowerEncoder(spec, weights, ReferenceTower(tower, layers, cache), ReferenceProducts(weights.matrices))
 
 
 def reference_memory(spec: VisionSpec) -> int:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator
+from dataclasses import replace
 from typing import Final, Protocol
 
 import numpy as np
@@ -25,7 +26,7 @@ from quire.compute.vision.patches import block_order, patch_rows, resized
 from quire.compute.vision.weights import VisionWeights
 from quire.compute.weights.decoder_weights import PartWeights
 from quire.compute.worker.cache_engine import CacheArray, CacheEngine, LayerCache
-from quire.compute.worker.model_runner import NO_COORDINATES, StepInputs
+from quire.compute.worker.model_runner import NO_COORDINATES, NO_INDICES, StepInputs
 from quire.core.errors import InvariantError
 from quire.core.images import Image
 from quire.core.kv_spec import KVCacheSpec
@@ -36,13 +37,8 @@ BLOCK_SIZE: Final = 64
 class Tower(Protocol):
     """The layers of an encoder."""
 
-    @property
-    def num_parts(self) -> int:
-        """The parts in which it computes an image."""
-        ...
-
-    def run(self, inputs: StepInputs, part: int) -> FloatArray:
-        """Compute a part, right after the part before it; the last one returns the states of all rows. Mutates."""
+    def run(self, inputs: StepInputs, layer: int) -> FloatArray:
+        """Compute a layer, right after the layer before it; return the states that the step asks for. Mutates."""
         ...
 
 
@@ -117,18 +113,30 @@ class TowerEncoder:
     def _parts(self, image: Image) -> Generator[None, None, FloatArray]:
         """Compute an image, with a pause after each part; return a row for each placeholder."""
         inputs = self._inputs(image)
+        quiet = replace(inputs, state_indices=NO_INDICES)
         yield
-        this, part, states = object(), 0, inputs.given_rows
-        while part < self._tower.num_parts:
-            part = part if self._in_tower is this else 0
+        connectors = {each.layer: each.steps for each in self.spec.deep}
+        num_layers = len(self.spec.tower.layers)
+        connectors[num_layers - 1] = self.spec.connector
+        this, layer = object(), 0
+        rows: dict[int, FloatArray] = {}
+        while layer < num_layers:
+            layer = layer if self._in_tower is this else 0
             self._in_tower = this
-            states = self._tower.run(inputs, part)
-            part += 1
+            states = self._tower.run(inputs if layer in connectors else quiet, layer)
+            if layer in connectors:
+                rows[layer] = self._connected(connectors[layer], states)
+            layer += 1
             yield
-        states = states[self.spec.patches.num_first :]
-        for step in self.spec.connector:
-            states = self._take(step, states)
-        return states
+        *deep, last = (rows[layer] for layer in sorted(rows))
+        return np.concatenate([last, *deep], axis=1)
+
+    def _connected(self, steps: tuple[Step, ...], states: FloatArray) -> FloatArray:
+        """Return the rows for the text model that come from the states of a layer."""
+        rows = states[self.spec.patches.num_first :]
+        for step in steps:
+            rows = self._take(step, rows)
+        return rows
 
     def _inputs(self, image: Image) -> StepInputs:
         """Return the step of the tower for an image."""
@@ -163,7 +171,7 @@ class TowerEncoder:
         if table is None:
             return rows
         if patches.positions_side is not None:
-            table = resized(table, patches.positions_side, grid)
+            table = resized(table, patches.positions_side, grid, reaches_edges=patches.positions_reach_edges)
         added: FloatArray = table[np.concatenate([np.arange(patches.num_first), order + patches.num_first])]
         return rows + added
 

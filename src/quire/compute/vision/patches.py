@@ -52,26 +52,42 @@ def block_order(rows: int, columns: int, merge: int) -> IntArray:
     return indices.transpose(0, 2, 1, 3).reshape(-1)
 
 
-def resized(table: FloatArray, side: int, grid: tuple[int, int]) -> FloatArray:
+def resized(table: FloatArray, side: int, grid: tuple[int, int], *, reaches_edges: bool) -> FloatArray:
     """Return a table of positions for a grid of patches, `[rows × columns, size]`; it has `side` rows and columns.
 
-    A position between those of the table is their weighted mean; of a coarser grid, of all within its reach.
+    A position between those of the table is their weighted mean; in a coarser grid, that of all within its reach. With
+    `reaches_edges`, the corners of the grid are those of the table, and a position has only its neighbours.
 
-    >>> resized(np.array([[0.0], [1.0], [2.0], [3.0]], np.float32), 2, (1, 3)).ravel().tolist()
+    >>> table = np.array([[0.0], [1.0], [2.0], [3.0]], np.float32)
+    >>> resized(table, 2, (1, 3), reaches_edges=False).ravel().tolist()
     [1.0, 1.5, 2.0]
+    >>> resized(table, 2, (2, 3), reaches_edges=True).ravel().tolist()
+    [0.0, 0.5, 1.0, 2.0, 2.5, 3.0]
     """
-    by_row, by_column = (_weights(side, count) for count in grid)
-    square = table.reshape(side, side, -1)
-    numbers: FloatArray = np.einsum("cs,rsd->rcd", by_column, np.einsum("rs,std->rtd", by_row, square))
-    return numbers.reshape(grid[0] * grid[1], -1)
+    by_row, by_column = (_weights(side, count, reaches_edges) for count in grid)
+    rows = _blended(table.reshape(side, side, -1), by_row)
+    return _blended(rows.swapaxes(0, 1), by_column).swapaxes(0, 1).reshape(grid[0] * grid[1], -1)
 
 
-def _weights(side: int, count: int) -> FloatArray:
+def _weights(side: int, count: int, reaches_edges: bool) -> FloatArray:
     """Return the weight of each place of a side in each of `count` places, `[count, side]`."""
-    scale = np.float32(side / count)
-    reach = max(scale, np.float32(1))
-    centres = (np.arange(count, dtype=np.float32) + np.float32(0.5)) * scale - np.float32(0.5)
-    distances = np.abs(np.arange(side, dtype=np.float32) - centres[:, None])
-    weights = np.maximum(1 - distances / reach, np.float32(0))
+    places = np.arange(count, dtype=np.float32)
+    if reaches_edges:
+        reach, centres = np.float32(1), places * np.float32(side - 1) / np.float32(max(count - 1, 1))
+    else:
+        scale = np.float32(side) / np.float32(count)
+        reach, centres = max(scale, np.float32(1)), (places + np.float32(0.5)) * scale - np.float32(0.5)
+    weights = np.maximum(1 - np.abs(np.arange(side, dtype=np.float32) - centres[:, None]) / reach, np.float32(0))
     shares: FloatArray = weights / weights.sum(axis=1, keepdims=True)
     return shares
+
+
+def _blended(places: FloatArray, weights: FloatArray) -> FloatArray:
+    """Return the sums of `places`, `[side, …]`, with these weights `[count, side]`, most of which are 0."""
+    num_taps = int((weights > 0).sum(axis=1).max())
+    first = np.minimum((weights > 0).argmax(axis=1), weights.shape[1] - num_taps)
+    total = np.zeros((len(weights), *places.shape[1:]), np.float32)
+    for tap in range(num_taps):
+        factors = np.take_along_axis(weights, (first + tap)[:, None], axis=1)
+        total += factors[:, :, None] * places[first + tap]
+    return total

@@ -10,7 +10,7 @@ from types import MappingProxyType
 import numpy as np
 
 from quire.compute.arrays import FloatArray
-from quire.compute.models.vision.spec import Matrix, Norm, VisionSpec
+from quire.compute.models.vision.spec import Matrix, VisionSpec
 from quire.compute.weights.decoder_weights import NUMBER_BYTES, PartWeights, weight_bytes
 from quire.compute.weights.weight_file import WeightFile
 from quire.core.errors import CheckpointError
@@ -35,11 +35,10 @@ class VisionWeights:
                 stored = f"{checkpoint.name}: tensor {checkpoint.stored_name(name)}"
                 raise CheckpointError(stored, "missing" if found is None else list(found), f"shape {list(shape)}")
             checkpoint.require_floats(name)
-        norms = [step.stem for step in spec.connector if isinstance(step, Norm)]
         patches = spec.patches
         return cls(
             {each.weight: _matrix(each, checkpoint, dtype) for each, _ in spec.products()},
-            {stem: _norm(stem, checkpoint) for stem in norms},
+            {each.stem: _norm(each.stem, checkpoint) for each in spec.norms()},
             checkpoint.tensor(patches.positions) if patches.positions else None,
             checkpoint.tensor(patches.first).reshape(-1) if patches.first else None,
         )
@@ -57,12 +56,11 @@ def own_tensors(spec: VisionSpec) -> dict[str, tuple[int, ...]]:
         shapes[each.weight] = each.shape
         if each.bias:
             shapes[each.bias] = (each.num_outputs,)
-    for step in spec.connector:
-        if isinstance(step, Norm):
-            shape = step.spec.shape(step.size)
-            shapes[f"{step.stem}.weight"] = shape.weight
-            if shape.bias:
-                shapes[f"{step.stem}.bias"] = shape.weight
+    for norm in spec.norms():
+        shape = norm.spec.shape(norm.size)
+        shapes[f"{norm.stem}.weight"] = shape.weight
+        if shape.bias:
+            shapes[f"{norm.stem}.bias"] = shape.weight
     if patches.positions:
         shapes[patches.positions] = (patches.num_positions, size)
     if patches.first:

@@ -91,7 +91,7 @@ class _Waiting:
 
 
 class ImageQueue:
-    """Implements `quire.core.images.ImageEncoding`."""
+    """Implements `quire.core.executor.ImageEncoding`."""
 
     def __init__(self, encoder: ImageEncoder, encoded: EncodedImages) -> None:
         self._encoder = encoder

@@ -50,7 +50,7 @@ class StepInputs:
     state_indices: IntArray = field(default_factory=lambda: NO_INDICES)  # [num_states], each an index of a token
     adapters: tuple[str, ...] = ()  # [num_sequences], digests, empty for no adapter; (): no sequence has one
     given: IntArray = field(default_factory=lambda: NO_INDICES)  # [num_tokens], see above; empty: no token has a row
-    given_rows: FloatArray = field(default_factory=lambda: NO_STATES)  # [num_rows, embedding_size]
+    given_rows: FloatArray = field(default_factory=lambda: NO_STATES)  # [num_rows, embedding_size + deep rows]
     coordinates: IntArray = field(default_factory=lambda: NO_COORDINATES)  # [num_axes, num_tokens], or empty
     ends_seen: IntArray = field(default_factory=lambda: NO_INDICES)  # [num_tokens], or empty: all are 0
 

@@ -104,6 +104,18 @@ def take_images(messages: Sequence[Any]) -> tuple[list[Any], list[SentImage]]:
     return [without(message, f"messages[{index}]") for index, message in enumerate(messages)], sent
 
 
+def without_images(messages: Sequence[Any]) -> list[Any]:
+    """Return a conversation whose images have lost their content, which need not be JSON. Does not mutate."""
+
+    def without(message: Any) -> Any:
+        content = message.get("content") if isinstance(message, Mapping) else None
+        if not isinstance(content, list | tuple):
+            return message
+        return {**message, "content": [{"type": part["type"]} if is_image(part) else part for part in content]}
+
+    return [without(message) for message in messages]
+
+
 def is_image(part: object) -> bool:
     """Return whether a part of a content is an image."""
     return isinstance(part, Mapping) and part.get("type") in TYPES

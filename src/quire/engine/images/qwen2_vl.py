@@ -5,13 +5,13 @@ Look: <|vision_start|><|image_pad|><|vision_end|>      56 × 84 pixels in patche
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from quire.engine.images.layout import Plan
 from quire.engine.images.settings import ProcessorSettings
+from quire.engine.images.sizes import within_pixels
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -62,13 +62,4 @@ class Qwen2VLLayout:
     def _resized(self, height: int, width: int) -> tuple[int, int]:
         if max(height, width) > MOST_RATIO * min(height, width):
             raise ValueError(f"an image at most {MOST_RATIO} times as long as wide")
-        cell, area = self.cell, height * width
-        rows, columns = round(height / cell), round(width / cell)
-        if rows * columns * cell**2 > self.max_pixels:
-            shrunk = math.sqrt(area / self.max_pixels)
-            rows = max(1, math.floor(height / shrunk / cell))
-            columns = max(1, math.floor(width / shrunk / cell))
-        elif rows * columns * cell**2 < self.min_pixels:
-            grown = math.sqrt(self.min_pixels / area)
-            rows, columns = math.ceil(height * grown / cell), math.ceil(width * grown / cell)
-        return rows * cell, columns * cell
+        return within_pixels((height, width), self.cell, (self.min_pixels, self.max_pixels))

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 MAX_IMAGES: Final = 64
 """The most images of a request."""
 
+MAX_TILE_BYTES: Final = 128 << 20
+"""The most bytes of a request's pixels once they are resized: an engine gets them in one message."""
+
 MAX_ALL_PIXELS: Final = 1 << 27
 """The most pixels of all images of a request: ten photos of 12 megapixels. Decoding them takes seconds."""
 
@@ -40,6 +43,7 @@ LAYOUTS: Final[Mapping[str, str]] = MappingProxyType(
         "CLIPImageProcessor": "quire.engine.images.llava:LlavaLayout",
         "Gemma3ImageProcessor": "quire.engine.images.gemma3:Gemma3Layout",
         "Idefics3ImageProcessor": "quire.engine.images.idefics3:Idefics3Layout",
+        "Lfm2VlImageProcessor": "quire.engine.images.lfm2_vl:Lfm2VLLayout",
         "LlavaImageProcessor": "quire.engine.images.llava:LlavaLayout",
         "PixtralImageProcessor": "quire.engine.images.pixtral:PixtralLayout",
         "Qwen2VLImageProcessor": "quire.engine.images.qwen2_vl:Qwen2VLLayout",
@@ -74,33 +78,42 @@ class ReadImage:
 class ImageReader:
     """Reads images for one model. Immutable; threads can share it."""
 
-    def __init__(self, layout: Layout, *, max_tokens: int) -> None:
-        """Make a reader; images with more tokens than `max_tokens` are refused."""
+    def __init__(self, layout: Layout, *, max_tokens: int, num_rows: Callable[[int, int], int] | None = None) -> None:
+        """Make a reader; images with more tokens than `max_tokens` are refused.
+
+        `num_rows`: the rows that the image encoder makes of a tile of a height and width, 0: it does not take that
+        size; None: any number.
+        """
         self.marker = layout.marker
         self.placeholder = layout.placeholder
         self.tokens = layout.tokens
         self._layout = layout
         self._max_tokens = max_tokens
+        self._num_rows = num_rows
 
     @classmethod
-    def open(cls, files: ModelFiles, *, max_tokens: int) -> ImageReader:
-        """Return the reader of a model folder; raises `CheckpointError` if no layout is known for it."""
+    def open(
+        cls, files: ModelFiles, *, max_tokens: int, num_rows: Callable[[int, int], int] | None = None
+    ) -> ImageReader:
+        """Return the reader of a model folder.
+
+        Raises `CheckpointError` if no layout is known for it, or the image encoder makes other numbers of rows.
+        """
         settings = ProcessorSettings.read(files)
         kind = settings.kind()
         if kind not in LAYOUTS:
             raise CheckpointError(f"{settings.where}: image_processor_type", kind, f"one of {', '.join(LAYOUTS)}")
         module, _, name = LAYOUTS[kind].partition(":")
         layout: Layout = getattr(import_module(module), name).read(settings)
-        return cls(layout, max_tokens=max_tokens)
+        reader = cls(layout, max_tokens=max_tokens, num_rows=num_rows)
+        if num_rows is not None:
+            reader._require_rows(num_rows, settings.where)
+        return reader
 
-    def require_rows(self, num_rows: Callable[[int, int], int], where: str) -> None:
-        """Raise `CheckpointError` unless tiles have as many placeholders as the image encoder makes rows of them.
-
-        `num_rows`: the rows of a tile of a height and width. Does not mutate.
-        """
+    def _require_rows(self, num_rows: Callable[[int, int], int], where: str) -> None:
         from PIL import Image as pillow
 
-        for tile in self._read(where, pillow.new("RGB", TRIAL_SIZE)).tiles:
+        for tile in self._tiles(pillow.new("RGB", TRIAL_SIZE), where).tiles:
             found, expected = tile.tokens.count(self.placeholder), num_rows(tile.height, tile.width)
             if found != expected:
                 allowed = f"{expected}, as many as its image encoder makes"
@@ -120,7 +133,14 @@ class ImageReader:
         if num_tokens > self._max_tokens:
             allowed = f"at most {self._max_tokens} tokens, the context; send fewer images"
             raise RequestTooLargeError("messages", f"images of {num_tokens} tokens", allowed)
-        return [self._read(where, image) for where, image in opened_images]
+        found, num_bytes = list[ReadImage](), 0
+        for where, image in opened_images:
+            found.append(self._read(where, image))
+            num_bytes += sum(len(tile.pixels) for tile in found[-1].tiles)
+            if num_bytes > MAX_TILE_BYTES:
+                allowed = f"images of at most {MAX_TILE_BYTES:,} bytes of pixels after resizing; send fewer"
+                raise RequestTooLargeError("messages", f"images of {num_bytes:,} bytes", allowed)
+        return found
 
     def _plan(self, where: str, image: pillow.Image) -> Plan:
         size = f"{image.width} x {image.height} pixels"
@@ -133,11 +153,18 @@ class ImageReader:
         return plan
 
     def _read(self, where: str, image: pillow.Image) -> ReadImage:
-        rgb = decoded(image, where)
-        plan = self._plan(where, rgb)  # again: it may have been turned upright
+        read = self._tiles(decoded(image, where), where)
+        for tile in read.tiles:
+            size, num_rows = f"{tile.width} x {tile.height} pixels", self._num_rows
+            if num_rows is not None and num_rows(tile.height, tile.width) != tile.tokens.count(self.placeholder):
+                raise InvalidRequestError(where, f"resized to {size}", "a size that the image encoder takes")
+        return read
+
+    def _tiles(self, image: pillow.Image, where: str) -> ReadImage:
+        plan = self._plan(where, image)  # again: it may have been turned upright
         tiles = (
             Tile(tokens, tile.height, tile.width, tile.tobytes(), self._layout.is_whole)
-            for tokens, tile in zip(plan.tiles, self._layout.tiles(rgb), strict=True)
+            for tokens, tile in zip(plan.tiles, self._layout.tiles(image), strict=True)
         )
         return ReadImage(plan.text, tuple(tiles))
 

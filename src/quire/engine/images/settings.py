@@ -7,7 +7,7 @@ a stranger.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, cast
 
 from quire.core.errors import CheckpointError
 from quire.core.model_files import ModelFiles
@@ -19,6 +19,7 @@ MAX_EDGE: Final = 4096
 """The most pixels of an edge after resizing, as in `transformers`."""
 
 NUM_FILTERS: Final = 6
+MOST_TIMES: Final = 100
 
 
 class ProcessorSettings:
@@ -60,6 +61,13 @@ class ProcessorSettings:
         if not isinstance(value, bool):
             raise self.error(name, value, "true or false")
         return value
+
+    def number(self, name: str, default: float) -> float:
+        """Return a number from 1 to `MOST_TIMES`."""
+        value = self._field(name, default)
+        if type(value) not in (int, float) or not 1 <= cast(float, value) <= MOST_TIMES:
+            raise self.error(name, value, f"a number from 1 to {MOST_TIMES}")
+        return cast(float, value)
 
     def filter(self, default: int) -> int:
         """Return the number of Pillow's filter for resizing."""

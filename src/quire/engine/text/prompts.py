@@ -21,7 +21,7 @@ from quire.core.errors import InvalidRequestError, QuireError, shortened
 from quire.core.images import Image
 from quire.core.request import token_array
 from quire.core.sampling_params import MAX_BAD_WORD_TOKENS, SamplingParams
-from quire.engine.images.parts import PART_KEYS, SentImage, is_image, take_images
+from quire.engine.images.parts import PART_KEYS, SentImage, is_image, take_images, without_images
 from quire.engine.images.reader import ReadImage, placed, with_texts
 from quire.engine.near_names import keyword_meant_by
 from quire.engine.text.chat_template import ChatOptions, validate_messages, validate_tools
@@ -173,6 +173,8 @@ def encode_chat(
     with _encoding("messages"):
         if reader is not None:
             messages, sent = take_images(messages)
+        else:
+            messages = without_images(messages)  # the template's check refuses them
         if adapt is not None:
             valid = validate_messages(messages, images=reader is not None)
             messages, tools = adapt(valid, validate_tools(chat.tools))

@@ -70,4 +70,4 @@ def _why_not(path: Path) -> str:
         return error.strerror or "cannot be read"
     if LATER_PART.search(path.name):
         return "a later part of a model in several files"
-    return "a projector for images, not a model" if path.name.lower().startswith("mmproj") else ""
+    return "the image encoder of a model, not a model" if "mmproj" in path.name.lower() else ""

@@ -152,9 +152,9 @@ async def encoded_conversation(
 
 def _hold(services: Services, context: RequestContext, num_bytes: int) -> None:
     """Count the pixels of a prompt's images until the request ends; raises if there is no room for them."""
-    most = services.config.max_images_bytes_per_key
+    most = services.config.image_memory_bytes_per_key
     if num_bytes > most:
-        allowed = f"images of at most {most:,} bytes (max_images); send fewer"
+        allowed = f"images of at most {most:,} bytes (max_image_memory); send fewer"
         raise InvalidRequestError("messages", f"images that take {num_bytes:,} bytes", allowed)
     if context.images is None:
         context.images = services.images.open(context.tenant.name)

@@ -6,11 +6,12 @@ frequencies. A patch of a video has two frames; of an image, both are the same.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
 from quire.compute.models.base import DecoderSpec, LayerSpec
-from quire.compute.models.common import divided_head_dim, num_layers, stem_sources
+from quire.compute.models.common import MAX_HEAD_DIM, MAX_HEADS, num_layers, stem_sources
 from quire.compute.models.config_file import MAX_LENGTH, ConfigFile
 from quire.compute.models.parts import NormKind, NormSpec, Part, WeightSource
 from quire.compute.models.rope import plain_frequencies
@@ -57,8 +58,10 @@ def vision_spec(config: ConfigFile, settings: ConfigFile, text: DecoderSpec) -> 
     merge = vision.size("spatial_merge_size", high=MAX_MERGE)
     if not any(layer.rope is not None and layer.rope.axes for layer in text.layers):
         raise config.error("rope_scaling", "sections for time, height and width")
-    patches = _patches(vision, settings, merge)
-    tower = _tower(vision, patches)
+    size = vision.size("embed_dim")
+    patches = moving_patches(vision, settings, VISUAL, merge, size, USUAL_MAX_PIXELS)
+    inner = vision.size("mlp_ratio", high=MAX_RATIO) * size
+    tower = grid_tower(vision, patches, LAYER, STEMS, inner)
     joined, merger = tower.hidden_size * merge**2, VISUAL + "merger."
     pixels = Normalization.read(settings, CLIP_MEAN, CLIP_DEVIATION)
     return VisionSpec(
@@ -79,32 +82,40 @@ def vision_spec(config: ConfigFile, settings: ConfigFile, text: DecoderSpec) -> 
     )
 
 
-def _patches(vision: ConfigFile, settings: ConfigFile, merge: int) -> Patches:
-    """Return the patches of images of any size, with at most the pixels that the makers and quire allow."""
+def moving_patches(
+    vision: ConfigFile, settings: ConfigFile, prefix: str, merge: int, hidden_size: int, usual_max: int
+) -> Patches:
+    """Return the patches of images of any size, of several frames, with the most pixels that makers and quire allow.
+
+    `usual_max`: the most pixels by default.
+    """
     require_colours(vision, "in_channels")
     size, frames = vision.size("patch_size", high=MAX_PATCH_SIZE), vision.size("temporal_patch_size", high=MAX_FRAMES)
     sizes, unit = settings.section("size"), size * merge
-    most = settings.size("max_pixels", sizes.size("longest_edge", USUAL_MAX_PIXELS, high=MAX_LENGTH), high=MAX_LENGTH)
+    most = settings.size("max_pixels", sizes.size("longest_edge", usual_max, high=MAX_LENGTH), high=MAX_LENGTH)
     max_patches = min(MAX_PATCHES, max(most, unit**2) // size**2)
-    shape = (vision.size("embed_dim"), CHANNELS, frames, size, size)
-    return Patches(size, merge, Matrix(VISUAL + "patch_embed.proj.weight", shape), None, max_patches, frames=frames)
+    matrix = Matrix(prefix + "patch_embed.proj.weight", (hidden_size, CHANNELS, frames, size, size))
+    return Patches(size, merge, matrix, None, max_patches, frames=frames)
 
 
-def _tower(config: ConfigFile, patches: Patches) -> DecoderSpec:
-    size, heads = config.size("embed_dim"), config.size("num_heads")
-    head_dim = divided_head_dim(config, "embed_dim", "num_heads")
-    if head_dim % 4:
-        raise config.error("embed_dim", "a multiple of 4 × num_heads")
+def grid_tower(
+    config: ConfigFile, patches: Patches, layer: str, stems: Mapping[Part, str], intermediate_size: int
+) -> DecoderSpec:
+    """Return a tower whose heads rotate by row and column; `layer` begins the names of its tensors."""
+    size, heads = patches.matrix.num_outputs, config.size("num_heads", high=MAX_HEADS)
+    head_dim = size // heads
+    if size % (4 * heads) or head_dim > MAX_HEAD_DIM:
+        allowed = f"a number of heads that each have a multiple of 4 of the {size} numbers, at most {MAX_HEAD_DIM}"
+        raise config.error("num_heads", allowed)
 
     def frequencies(base: float) -> tuple[Frequencies, Frequencies]:
         usual = plain_frequencies(base, head_dim // 2)
         return usual, usual
 
     rows = {
-        part: WeightSource(LAYER + "attn.qkv", first_row=index * size)
+        part: WeightSource(layer + "attn.qkv", first_row=index * size)
         for index, part in enumerate((Part.QUERY, Part.KEY, Part.VALUE))
     }
-    inner = config.size("mlp_ratio", high=MAX_RATIO) * size
     return DecoderSpec(
         vocab_size=0,
         hidden_size=size,
@@ -113,9 +124,9 @@ def _tower(config: ConfigFile, patches: Patches) -> DecoderSpec:
         attention=AttentionSpec(
             heads, heads, head_dim, head_dim**-0.5, bias=True, output_bias=True, bidirectional=True
         ),
-        mlp=MLPSpec(inner, activation(config, "hidden_act", "quick_gelu"), gated=False, bias=True),
+        mlp=MLPSpec(intermediate_size, activation(config, "hidden_act", "quick_gelu"), gated=False, bias=True),
         layers=(LayerSpec(window=None, rope=grid_rope(config, frequencies)),) * num_layers(config, "depth"),
-        sources=MappingProxyType({**stem_sources(STEMS), **rows}),
+        sources=MappingProxyType({**stem_sources(stems), **rows}),
         tied_head=True,
         final_norm=False,
     )

@@ -89,15 +89,23 @@ Step: TypeAlias = Matrix | Norm | Join | Average
 
 
 @dataclass(frozen=True, slots=True)
+class Deep:
+    """The steps from the states after a layer of the tower to more numbers of each row for the text model."""
+
+    layer: int
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Patches:
     """How an image is cut into the rows of the tower.
 
     A patch has `size` × `size` pixels: for each colour, the pixels row by row, `frames` times; or with `colours_last`,
     for each pixel its colours. `matrix` makes a row of it. `positions`: the name of a table with a row for each patch
     of an image, to be added; empty: none. With `positions_side`, the table is a square with this many rows and columns,
-    which is resized to the grid of an image. `first`: the name of a vector that is a row before all patches, with the
-    first row of the table; empty: none. `image_size`: the height and width of every image, None: multiples of `merge`
-    patches. An image has at most `max_patches`.
+    which is resized to the grid of an image; with `positions_reach_edges` so that its corners stay corners. `first`:
+    the name of a vector that is a row before all patches, with the first row of the table; empty: none. `image_size`:
+    the height and width of every image, None: multiples of `merge` patches. An image has at most `max_patches`.
     """
 
     size: int
@@ -108,6 +116,7 @@ class Patches:
     positions: str = ""
     first: str = ""
     positions_side: int | None = None
+    positions_reach_edges: bool = False
     frames: int = 1
     colours_last: bool = False
 
@@ -148,7 +157,7 @@ class VisionSpec:
     `placeholder`: the token that stands for a row of an image in a text. `mean` and `deviation`: of the colours, by
     which they are normalised after a multiplication with `rescale`. The checkpoint's tensors of all this have
     `prefixes`. Some checkpoints lack the last part of `optional_prefix` in their names. `has_axes`: in the text, the
-    tokens of an image have coordinates.
+    tokens of an image have coordinates. `deep`: where more numbers of each row come from; see `DecoderSpec.deep_rows`.
     """
 
     placeholder: int
@@ -161,23 +170,14 @@ class VisionSpec:
     prefixes: tuple[str, ...]
     optional_prefix: str = ""
     has_axes: bool = False
+    deep: tuple[Deep, ...] = ()
 
     def __post_init__(self) -> None:
         size, patches = self.tower.hidden_size, self.patches
         if patches.matrix.num_outputs != size or patches.matrix.num_inputs != patches.num_numbers:
             raise CheckpointError("patches", patches.matrix.shape, f"a matrix from pixels to {size} numbers")
-        joined = 1
-        for step in self.connector:
-            found = size
-            if isinstance(step, Join | Average):
-                joined *= step.count
-                size *= step.count if isinstance(step, Join) else 1
-                continue
-            size, wanted = (step.num_outputs, step.num_inputs) if isinstance(step, Matrix) else (size, step.size)
-            if found != wanted:
-                raise CheckpointError("image connector", wanted, f"{found}, the numbers of a row before it")
-        if joined != patches.merge**2:
-            raise CheckpointError("image connector", joined, f"{patches.merge}² patches for each row")
+        for steps in (self.connector, *(each.steps for each in self.deep)):
+            _check_steps(steps, size, patches.merge)
         if not self.tower.attention.bidirectional or self.tower.vocab_size:
             raise CheckpointError("image tower", "a decoder", "an encoder without a vocabulary")
 
@@ -214,13 +214,19 @@ class VisionSpec:
 
     def products(self) -> Iterator[tuple[Matrix, int]]:
         """Yield the matrices outside of the tower, that of the patches first, and the most rows of each product."""
-        num_rows = self.patches.max_patches
-        yield self.patches.matrix, num_rows
-        for step in self.connector:
-            if isinstance(step, Join | Average):
-                num_rows //= step.count
-            elif isinstance(step, Matrix):
-                yield step, num_rows
+        yield self.patches.matrix, self.patches.max_patches
+        for steps in (self.connector, *(each.steps for each in self.deep)):
+            num_rows = self.patches.max_patches
+            for step in steps:
+                if isinstance(step, Join | Average):
+                    num_rows //= step.count
+                elif isinstance(step, Matrix):
+                    yield step, num_rows
+
+    def norms(self) -> Iterator[Norm]:
+        """Yield the norms outside of the tower."""
+        for steps in (self.connector, *(each.steps for each in self.deep)):
+            yield from (step for step in steps if isinstance(step, Norm))
 
     @property
     def cell(self) -> int | None:
@@ -232,7 +238,18 @@ class VisionSpec:
         """Whether the rows of the tower have rotary positions by row and column."""
         return any(layer.rope is not None and layer.rope.axes for layer in self.tower.layers)
 
-    @property
-    def row_size(self) -> int:
-        """The numbers of a row for the text model."""
-        return [matrix.num_outputs for matrix, _ in self.products()][-1]
+
+def _check_steps(steps: tuple[Step, ...], size: int, merge: int) -> None:
+    """Raise unless each step takes rows of the size that those before it give, and squares become one row."""
+    joined = 1
+    for step in steps:
+        found = size
+        if isinstance(step, Join | Average):
+            joined *= step.count
+            size *= step.count if isinstance(step, Join) else 1
+            continue
+        size, wanted = (step.num_outputs, step.num_inputs) if isinstance(step, Matrix) else (size, step.size)
+        if found != wanted:
+            raise CheckpointError("image connector", wanted, f"{found}, the numbers of a row before it")
+    if joined != merge**2:
+        raise CheckpointError("image connector", joined, f"{merge}² patches for each row")

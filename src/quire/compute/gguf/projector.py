@@ -1,0 +1,155 @@
+"""Projector: the image encoder of a GGUF model, which llama.cpp keeps in a file of its own, mmproj-*.gguf.
+
+    model.gguf ────► text_config, model.*                                  ┐ config.json and tensors by name, as in the
+    mmproj-*.gguf ─► vision_config, preprocessor_config.json, vision names ┘ folder from which both files were made
+
+So families, image encoders and the readers of images do not know that there are two files. The two fit if the encoder
+makes rows of the text model's size, for an architecture that it is made for, with a token that stands for images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+from quire.compute.gguf.header import GgufHeader
+from quire.compute.gguf.named_settings import Settings
+from quire.compute.gguf.projector_kinds import KINDS, Kind, Object, swaps_mlp
+from quire.compute.gguf.settings import OF_IMAGES
+from quire.compute.gguf.tensors import GgufEntry, GgufTensors, block_types_of
+from quire.compute.models.config_file import ConfigFile
+from quire.compute.weights.mapped_files import MappedFiles
+from quire.core.errors import CheckpointError
+
+ARCHITECTURE: Final = "general.architecture"
+KIND_KEYS: Final = ("clip.vision.projector_type", "clip.projector_type")
+VOCABULARY: Final = "tokenizer.ggml.tokens"
+
+
+@dataclass(frozen=True)
+class Projector:
+    """A file with an image encoder, next to the header of the text model; `token` stands for images. Immutable."""
+
+    header: GgufHeader
+    text: GgufHeader
+    kind: Kind
+    token: str
+
+    @classmethod
+    def read(cls, path: Path, text: GgufHeader) -> Projector:
+        """Read the header of a file; raises `CheckpointError` if it has no encoder that quire runs, or does not fit."""
+        header = GgufHeader.read(path)
+        if header.settings.get(ARCHITECTURE) != OF_IMAGES:
+            found = header.settings.get(ARCHITECTURE)
+            raise CheckpointError(f"{path}: {ARCHITECTURE}", found, f"{OF_IMAGES}, an image encoder for a GGUF model")
+        key = next((key for key in KIND_KEYS if key in header.settings), KIND_KEYS[-1])
+        name = header.settings.get(key)
+        if not isinstance(name, str) or name not in KINDS:
+            raise CheckpointError(f"{path}: {key}", name, f"one of {', '.join(KINDS)}")
+        _require_fit(header, text, KINDS[name])
+        return cls(header, text, KINDS[name], _token_for_images(text, KINDS[name]))
+
+    @property
+    def file_bytes(self) -> Mapping[Path, int]:
+        """The sizes of the files of both."""
+        return {**self.text.file_bytes, **self.header.file_bytes}
+
+    def config(self, text_config: Object) -> Object:
+        """Return config.json of the pair; `text_config` is that of the text model alone. Does not mutate."""
+        architecture = str(self.text.settings[ARCHITECTURE])
+        text = text_config | {"model_type": self.kind.texts[architecture]}
+        return {
+            "architectures": [self.kind.family],
+            "text_config": text,
+            **self.kind.config(self._settings, self._vocabulary.index(self.token)),
+        }
+
+    def processor(self) -> Object:
+        """Return preprocessor_config.json of the pair. Does not mutate."""
+        return self.kind.processor(self._settings, self.token)
+
+    def joined(self, text: Mapping[str, GgufEntry]) -> dict[str, GgufEntry]:
+        """Return all tensors of the pair by name; `text` are those of the text model alone. Does not mutate."""
+        entries = {self._outer(name): entry for name, entry in text.items()}
+        for stored, tensor in self.header.tensors.items():
+            name = self.kind.name_of(stored, swaps=self._swaps)
+            if name in entries:
+                raise CheckpointError(f"{self.header.path}: tensor {stored!r}", "given twice", "each once")
+            entries[name] = GgufEntry(tensor)
+        return entries
+
+    def stored_name(self, name: str) -> str | None:
+        """Return the name of a tensor in the file of the image encoder; None if only a text model has it."""
+        stored = self.kind.stored(name, swaps=self._swaps)
+        return stored if stored != name or name in self.header.tensors else None
+
+    def inner(self, name: str) -> str:
+        """Return the name of a tensor of the text model alone."""
+        alone, together = self.kind.text_names
+        return alone + name.removeprefix(together) if name.startswith(together) else name
+
+    def _outer(self, name: str) -> str:
+        """Return the name of a tensor of the text model next to an image encoder."""
+        alone, together = self.kind.text_names
+        return together + name.removeprefix(alone) if name.startswith(alone) else name
+
+    @cached_property
+    def _settings(self) -> Settings:
+        file = ConfigFile(str(self.header.path), dict(self.header.settings))
+        return Settings(file, f"{OF_IMAGES}.vision", self.header.tensors.keys())
+
+    @cached_property
+    def _swaps(self) -> bool:
+        return swaps_mlp(self.header.tensors)
+
+    @property
+    def _vocabulary(self) -> list[str]:
+        return _vocabulary(self.text)
+
+
+def _vocabulary(text: GgufHeader) -> list[str]:
+    tokens: Any = text.settings.get(VOCABULARY)
+    return tokens if isinstance(tokens, list) else []
+
+
+def _token_for_images(text: GgufHeader, kind: Kind) -> str:
+    tokens = frozenset(_vocabulary(text))
+    token = next((token for token in kind.tokens if token in tokens), None)
+    if token is None:
+        raise CheckpointError(
+            f"{text.path}: {VOCABULARY}", f"without {kind.tokens[0]}", "a token that stands for images"
+        )
+    return token
+
+
+def _require_fit(header: GgufHeader, text: GgufHeader, kind: Kind) -> None:
+    """Raise unless an image encoder is for this text model."""
+    where, architecture = f"{header.path} for {text.path.name}", text.settings.get(ARCHITECTURE)
+    if not isinstance(architecture, str) or architecture not in kind.texts:
+        found = f"a text model of the architecture {architecture!r:.40}"
+        raise CheckpointError(where, found, f"one of {', '.join(kind.texts)}")
+    output, size = header.tensors.get(kind.output), text.settings.get(f"{architecture}.embedding_length")
+    if output is None:
+        raise CheckpointError(f"{header.path}: tensor {kind.output}", "missing", "a matrix")
+    if output.shape[0] != size:
+        found = f"a text model with rows of {size!r:.40} numbers"
+        raise CheckpointError(where, found, f"{output.shape[0]} numbers, which this image encoder makes")
+
+
+class PairTensors(GgufTensors):
+    """The tensors of a GGUF model and of its image encoder."""
+
+    def __init__(self, projector: Projector) -> None:
+        super().__init__(projector.text)
+        self.entries = MappingProxyType(projector.joined(self.entries))
+        self.block_types = block_types_of(self.entries)
+        self._projector = projector
+        self._files = MappedFiles(projector.file_bytes)
+
+    def stored_name(self, name: str) -> str:
+        """Return a file's name for a tensor; the file need not have it."""
+        return self._projector.stored_name(name) or super().stored_name(self._projector.inner(name))
