@@ -37,6 +37,7 @@ BENCHMARKS = (
     Benchmark("serve", "serve", "a server under load, and the cost of HTTP"),
     Benchmark("disk", "disk", "time to first token with a disk cache, and the cost of the cache"),
     Benchmark("vectors", "vectors", "speed of embeddings, and of a reranker with the prefix cache"),
+    Benchmark("images", "images", "the time of encoding images, and of texts meanwhile"),
     Benchmark("adapters", "adapters", "steps whose rows have adapters"),
     Benchmark("replicas", "replicas", "several engines behind a server: losses when one fails, and speed"),
     Benchmark("speculation", "speculation", "speed with guessed tokens, and whether texts stay the same"),

@@ -8,7 +8,7 @@ from quire.cli.engine_options import add_engine_options
 from quire.core.byte_sizes import parse_bytes
 from quire.core.errors import InvalidConfigError
 
-SHAPES = ("qwen3-0.6b", "llama-3.2-1b", "qwen3.5-0.8b", "gemma-4-e2b", "tiny")
+SHAPES = ("qwen3-0.6b", "llama-3.2-1b", "qwen3.5-0.8b", "gemma-4-e2b", "smolvlm-256m", "tiny")
 
 
 def add_output_options(parser: argparse.ArgumentParser) -> None:

@@ -21,6 +21,7 @@ from typing import Any, Final
 
 from quire.compute.backend import WorkerParts
 from quire.compute.worker.cache_engine import CacheEngine
+from quire.compute.worker.image_queue import ImageEncoder
 from quire.compute.worker.model_runner import ModelRunner, StepInputs, StepOutputs
 from quire.compute.worker.worker import Worker
 from quire.core.clock import SystemClock
@@ -45,7 +46,8 @@ class StepWatch:
     """Seconds in the executor and in the decoder, and the submitted plans. All accumulate until `reset`.
 
     `unawaited_s`: if the executor launches ahead, the seconds of steps whose results were ready without waiting.
-    `blocks`, if it is a set, collects every block of KV memory that a plan writes or reads.
+    `blocks`, if it is a set, collects every block of KV memory that a plan writes or reads. `image_encoder`: the
+    engine's, if its model reads images.
     """
 
     executor_s: float = 0.0
@@ -54,6 +56,7 @@ class StepWatch:
     num_steps: int = 0
     last_plan: StepPlan | None = None
     blocks: set[int] | None = None
+    image_encoder: ImageEncoder | None = None
 
     def reset(self) -> None:
         """Reset all counts. Mutates."""
@@ -89,6 +92,7 @@ class WatchedWorker:
 
     def __init__(self, watch: StepWatch, parts: WorkerParts) -> None:
         self._watch = watch
+        watch.image_encoder = parts.image_encoder
         self._collected = time.perf_counter()
         self._launches_ahead = parts.launcher is not None
         self._executor = Worker(

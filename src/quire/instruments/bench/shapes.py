@@ -23,6 +23,8 @@ from quire.compute.models import read_model
 from quire.compute.models.base import DecoderSpec
 from quire.compute.models.config_file import CONFIG_FILE
 from quire.compute.models.source import ModelFolder
+from quire.compute.models.vision import IMAGE_SETTINGS
+from quire.compute.vision.weights import own_tensors
 from quire.compute.weights.checkpoint import SINGLE_FILE
 from quire.compute.weights.decoder_weights import expected_tensors
 from quire.core.config import EngineConfig
@@ -119,11 +121,49 @@ GEMMA4: dict[str, object] = {
     "use_double_wide_mlp": True,
     "vocab_size": 262_144,
 }
+SMOLVLM: dict[str, object] = {
+    "architectures": ["SmolVLMForConditionalGeneration"],
+    "image_token_id": 49_190,
+    "model_type": "smolvlm",
+    "scale_factor": 4,
+    "text_config": LLAMA3
+    | {
+        "head_dim": 64,
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "max_position_embeddings": 8192,
+        "num_attention_heads": 9,
+        "num_hidden_layers": 30,
+        "num_key_value_heads": 3,
+        "rope_theta": 100_000.0,
+        "tie_word_embeddings": False,
+        "vocab_size": 49_280,
+    },
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "vision_config": {
+        "hidden_size": 768,
+        "image_size": 512,
+        "intermediate_size": 3072,
+        "model_type": "smolvlm_vision",
+        "num_attention_heads": 12,
+        "num_hidden_layers": 12,
+        "patch_size": 16,
+    },
+}
+IMAGES: dict[str, object] = {
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_processor_type": "Idefics3ImageProcessor",
+    "image_std": [0.5, 0.5, 0.5],
+}
+"""The settings of the processor, for shapes with a `vision_config`."""
+
 CONFIGS = {
     "qwen3-0.6b": QWEN3,
     "llama-3.2-1b": LLAMA3,
     "qwen3.5-0.8b": QWEN3_5,
     "gemma-4-e2b": GEMMA4,
+    "smolvlm-256m": SMOLVLM,
     "tiny": TINY,
 }
 
@@ -209,7 +249,11 @@ def write_random_weights(folder: Path) -> None:
     numbers = (random.view("<u4") >> 16).astype("<u2").tobytes()
     header: dict[str, object] = {}
     end = 0
-    for tensor, shape in expected_tensors(read_model(ModelFolder(folder)).spec).items():
+    model = read_model(ModelFolder(folder))
+    shapes = expected_tensors(model.spec)
+    if model.vision is not None:
+        shapes |= expected_tensors(model.vision.tower) | own_tensors(model.vision)
+    for tensor, shape in shapes.items():
         start, end = end, end + 2 * math.prod(shape)
         header[tensor] = {"dtype": "BF16", "shape": shape, "data_offsets": [start, end]}
     text = json.dumps(header).encode()
@@ -221,7 +265,10 @@ def write_random_weights(folder: Path) -> None:
 
 
 def _write_config(folder: Path, name: str, changes: Mapping[str, object] | None = None) -> None:
-    (folder / CONFIG_FILE).write_text(json.dumps({**CONFIGS[name], **(changes or {})}), encoding="utf-8")
+    settings = {**CONFIGS[name], **(changes or {})}
+    (folder / CONFIG_FILE).write_text(json.dumps(settings), encoding="utf-8")
+    if "vision_config" in settings:
+        (folder / IMAGE_SETTINGS).write_text(json.dumps(IMAGES), encoding="utf-8")
 
 
 def write_byte_tokenizer(folder: Path, vocab_size: int) -> None:
