@@ -9,7 +9,7 @@ import sys
 import threading
 from array import array
 from collections.abc import Iterable, Iterator
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -68,20 +68,22 @@ def patient() -> Iterator[GrammarVerdicts]:
     verdicts.close()
 
 
+@cache
 def bytes_of(token: int) -> bytes | None:
     """Return the bytes of a token as the library has them; None where it is no text."""
     added = LIBRARY.get_added_tokens_decoder()
     if token in added or token >= SIZE:
         return None
-    letters = dict(zip(_byte_letters(), range(256), strict=True))
+    letters = _byte_letters()
     return bytes(letters[letter] for letter in LIBRARY.id_to_token(token))
 
 
-def _byte_letters() -> list[str]:
+@cache
+def _byte_letters() -> dict[str, int]:
     """The letters by which byte-level tokenizers write the bytes 0 to 255."""
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = iter(range(256, 512))
-    return [chr(byte) if byte in plain else chr(next(others)) for byte in range(256)]
+    return {chr(byte) if byte in plain else chr(next(others)): byte for byte in range(256)}
 
 
 def mask_after(grammar: Grammar, tokens: list[int], compiler: GrammarCompiler = COMPILER) -> set[int]:

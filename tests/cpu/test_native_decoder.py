@@ -26,6 +26,8 @@ from support.tiny_checkpoint import write_tiny_qwen3
 
 LENGTH = 150  # three tiles of 64
 TOKENS = [(7 * i * i + 3 * i + 5) % 64 for i in range(LENGTH)]
+ALONE_FROM = 30
+"""Tokens from this one on are computed one by one, alone, at the end of a batch; chunks of one are those before."""
 WINDOWS = {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1}
 MODELS = ["full", "windows", *SPECS]
 ROUNDED = ["full", "windows", *WITHOUT_LATENTS]
@@ -159,9 +161,11 @@ def test_any_chunks_and_any_number_of_threads_give_the_same_bits(
 ) -> None:
     expected = models.bits(model, machine)
     run = models.run(model, machine, num_blocks=512)
-    for row, size in enumerate([1, 7, 16, 64, 100, 150]):
-        run.prefill(row, TOKENS, chunks=[size] * ((LENGTH - 1) // size))
-        assert run.bits(row, LENGTH) == expected, f"chunks of {size}"
+    for row, chunks in enumerate(
+        [[1] * ALONE_FROM, *([size] * ((LENGTH - 1) // size) for size in (7, 16, 64, 100, 150))]
+    ):
+        run.prefill(row, TOKENS, chunks=chunks)
+        assert run.bits(row, LENGTH) == expected, f"chunks of {chunks[:1]}"
         run.driver.release(row)
 
 
@@ -186,6 +190,7 @@ def test_alone_and_in_a_batch_give_the_same_bits(model: str, machine: NativeSett
         counts = {row: min(1 + (row * step) % 9, lengths[row] - done[row]) for row in lengths}
         run.step(*(Work(row, done[row], count) for row, count in counts.items() if count))
         done = {row: done[row] + counts[row] for row in lengths}
+        assert step < ALONE_FROM or [count for count in counts.values() if count] == [1]
     assert done == lengths
     expected = models.bits(model, machine)
     for row, length in lengths.items():

@@ -7,6 +7,7 @@ no error, no warning, nothing that the content policy has kept out.
 
 from __future__ import annotations
 
+import base64
 import http.client
 import json
 import os
@@ -20,15 +21,20 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+import PIL.ExifTags
+import PIL.Image
 import pytest
 
+from quire.engine.records.stats import EngineStats
 from quire.guide import GUIDE_FOLDER
 from quire.memory.block import BlockState
 from support.browser import CHROMIUM, CONTRAST, OVERFLOW, Browser, Page
+from support.image_models import write_image_model
 from support.prometheus_text import parse
 from support.served_process import ServedProcess, served_process
 from support.server import JSON, RunningServer, running_server
 from support.tiny_bert import write_tiny_bert
+from support.tiny_images import data_url, file_of, picture
 
 pytestmark = [
     pytest.mark.browser,
@@ -352,6 +358,147 @@ def test_answers_are_shown_as_markdown_and_never_as_html(open_page: Callable[...
     page.wait_for("document.querySelector('#transcript pre code')?.textContent === 'x = 1'")
     assert page.evaluate("document.querySelector('#transcript strong').textContent") == "Bold"
     assert page.evaluate("document.querySelectorAll('#transcript :is(img, a, script)').length") == 0
+
+
+# ---- asking about images --------------------------------------------------------------------------------------------
+
+GIVE = """(type, field, files) => {
+  const data = new DataTransfer();
+  for (const [name, kind, base64] of files)
+    data.items.add(new File([Uint8Array.from(atob(base64), (one) => one.charCodeAt(0))], name, { type: kind }));
+  const Given = type === "paste" ? ClipboardEvent : DragEvent;
+  const event = new Given(type, { [field]: data, bubbles: true, cancelable: true });
+  document.getElementById("chat-text").dispatchEvent(event);
+}"""
+"""Pastes or drops files: a browser without a window has no clipboard, and nothing to drag from."""
+SENT = "quire.chat.messages[0].content.map((part) => part.image_url?.url ?? part.text)"
+SHOWN = "[...document.querySelectorAll('#transcript img')].map((image) => [image.naturalWidth, image.naturalHeight])"
+NUM_ATTACHED = "document.querySelectorAll('.attached img').length"
+
+
+@pytest.fixture(scope="module")
+def reader_of_images(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    folder = write_image_model(tmp_path_factory.mktemp("smolvlm"), context=1024)
+    with running_server(str(folder), SETTINGS, max_body="1MiB", max_image_body="1MiB") as running:
+        yield running
+
+
+def give(page: Page, kind: str, *files: tuple[str, str, bytes]) -> None:
+    """Paste or drop files: their names, media types and bytes."""
+    sent = [(name, media_type, base64.b64encode(data).decode()) for name, media_type, data in files]
+    field = "clipboardData" if kind == "paste" else "dataTransfer"
+    page.evaluate(f"({GIVE})({json.dumps(kind)}, {json.dumps(field)}, {json.dumps(sent)})")
+
+
+def stats_of(server: RunningServer) -> EngineStats:
+    """The numbers of an engine, once it has nothing to do."""
+    server.wait_until_idle()
+    return server.call(server.llm.stats)
+
+
+def photo(width: int, height: int) -> bytes:
+    """A photo of a camera that was held upright: its file says that it lies on its side."""
+    turned = PIL.Image.Exif()
+    turned[PIL.ExifTags.Base.Orientation] = 6
+    return file_of(picture(64, 48).resize((width, height)), "JPEG", exif=turned)
+
+
+def test_one_asks_about_a_photo_and_goes_on(
+    reader_of_images: RunningServer, open_page: Callable[..., Page], tmp_path: Path
+) -> None:
+    page = open_page(reader_of_images.url)
+    page.wait_for(f"{IS_LIVE} && document.querySelector('[name=attach]').checkVisibility()")
+    page.evaluate("document.querySelector('[name=tokens]').value = '4'")
+    before = stats_of(reader_of_images)
+    (tmp_path / "photo.jpg").write_bytes(photo(4000, 3000))
+    (tmp_path / "small.png").write_bytes(file_of(picture(40, 30)))
+    page.choose_files("[name=images]", tmp_path / "photo.jpg", tmp_path / "small.png")
+    page.wait_for(f"{NUM_ATTACHED} === 2")
+    page.click("#chat-text")
+    page.type("What is this?")
+    page.press("Enter")
+    page.wait_for("!quire.chat.call && quire.chat.messages.length === 2")
+    large, small, text = page.evaluate(SENT)
+    assert large.startswith("data:image/jpeg;base64,") and len(large) < 1 << 20
+    assert small == data_url((tmp_path / "small.png").read_bytes()), "nothing is lost of a small file"
+    assert text == "What is this?"
+    page.wait_for(f"JSON.stringify({SHOWN}) === '[[1536,2048],[40,30]]'")
+    assert page.evaluate(NUM_ATTACHED) == 0
+    first = stats_of(reader_of_images)
+    page.type("And now?")
+    page.press("Enter")
+    page.wait_for("!quire.chat.call && quire.chat.messages.length === 4")
+    second = stats_of(reader_of_images)
+    hits = second.hit_tokens_total - first.hit_tokens_total
+    assert hits > first.queried_tokens_total - before.queried_tokens_total - 32, "the images are in the cache"
+
+
+def test_images_are_pasted_dropped_and_removed_by_keyboard(
+    reader_of_images: RunningServer, open_page: Callable[..., Page]
+) -> None:
+    page = open_page(reader_of_images.url)
+    page.wait_for(f"{IS_LIVE} && document.querySelector('[name=attach]').checkVisibility()")
+    page.click("#chat-text")
+    give(page, "paste", ("cat.png", "image/png", file_of(picture(90, 60, seed=1))))
+    give(page, "drop", ("dog.gif", "image/gif", file_of(picture(60, 90, "P", seed=2), "GIF")))
+    page.wait_for(f"{NUM_ATTACHED} === 2")
+    page.press("Tab", shift=True)
+    assert page.evaluate("document.activeElement.ariaLabel") == "Remove dog.gif"
+    nodes = page.call("Accessibility.getFullAXTree")["nodes"]
+    names = {(node["role"]["value"], node.get("name", {}).get("value")) for node in nodes if not node["ignored"]}
+    assert {("image", "cat.png"), ("button", "Remove cat.png"), ("list", "Attached images")} <= names
+    page.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "chat-text"
+    give(page, "drop", ("notes.txt", "text/plain", b"no image"))
+    page.wait_for("document.querySelector('#transcript [data-who=error]')")
+    assert "cannot read notes.txt" in page.text("#transcript")
+    assert page.evaluate(NUM_ATTACHED) == 1
+
+
+def test_a_server_that_refuses_an_image_says_why(
+    reader_of_images: RunningServer, open_page: Callable[..., Page]
+) -> None:
+    page = open_page(reader_of_images.url)
+    page.wait_for(IS_LIVE)
+    whole = file_of(picture(90, 60))
+    for data, reason in ((whole[: len(whole) // 2], "broken"), (bytes(3 << 20), "max_image_body")):
+        page.evaluate(f"quire.chat.attached.show({{name: 'cat.png', url: {json.dumps(data_url(data))}}})")
+        page.click("#chat-form [type=submit]")
+        page.wait_for("!quire.chat.call && document.querySelector('#transcript [data-who=error]')")
+        assert reason in page.text("#transcript [data-who=error]")
+        page.click("[name=anew]")
+    page.complaints.clear()  # Chromium tells of every refusal, and of an image that it cannot show
+
+
+def test_a_model_of_texts_is_offered_no_images(server: RunningServer, open_page: Callable[..., Page]) -> None:
+    page = open_page(server.url)
+    page.wait_for(f"{IS_LIVE} && document.getElementById('chat-form').checkVisibility()")
+    assert not page.evaluate("document.querySelector('[name=attach]').checkVisibility()")
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", [400, 1100, 1440])
+def test_images_can_be_seen(
+    reader_of_images: RunningServer, open_page: Callable[..., Page], pictures: Path, theme: str, width: int
+) -> None:
+    page = open_page(reader_of_images.url, width, 900)
+    page.wait_for(IS_LIVE)
+    page.prefer(prefers_color_scheme=theme, prefers_reduced_motion="reduce")
+    page.evaluate("document.querySelector('[name=tokens]').value = '4'")
+    wide, tall, tiny = (file_of(picture(*size, seed=3)) for size in ((900, 200), (150, 600), (16, 16)))
+    page.click("#chat-text")
+    give(page, "paste", *((f"{index}.png", "image/png", data) for index, data in enumerate((wide, tall, tiny))))
+    page.wait_for(f"{NUM_ATTACHED} === 3")
+    page.type("What are these?")
+    page.press("Enter")
+    page.wait_for("!quire.chat.call && quire.chat.messages.length === 2")
+    give(page, "paste", *((f"{index}.png", "image/png", data) for index, data in enumerate((wide, tall, tiny) * 3)))
+    page.wait_for(f"{NUM_ATTACHED} === 9")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.evaluate(OVERFLOW) == []
+    assert page.evaluate(CONTRAST) == []
+    page.screenshot(pictures / f"images-{theme}-{width}.png")
+    reader_of_images.wait_until_idle()
 
 
 # ---- pointing -------------------------------------------------------------------------------------------------------

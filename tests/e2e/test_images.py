@@ -184,3 +184,11 @@ def test_many_clients_send_images_at_once(server: RunningServer, llm: LLM) -> No
         assert list(threads.map(answer, range(16))) == expected * 8
     server.wait_until_idle()
     assert server.services.images.held_bytes == 0
+
+
+def test_a_folder_can_be_read_without_its_image_encoder(folder: Path) -> None:
+    with LLM(folder, kv_memory="8MiB", num_threads=2, mmproj="none") as llm:
+        assert "reads images" not in str(llm.report)
+        assert llm.chat(asked_about(), GREEDY)[0].outputs[0].token_ids
+        with pytest.raises(InvalidRequestError, match="image"):
+            llm.chat(asked_about(CAT), GREEDY)

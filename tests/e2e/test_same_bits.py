@@ -99,19 +99,20 @@ def run(llm: LLM, workload: Sequence[tuple[list[int], SamplingParams]]) -> list[
 MODELS = ("qwen3", "windows", "llama", "mixed", "recurrent", "convolution")
 
 
-def everywhere(**axes: Iterable[str]) -> pytest.MarkDecorator:
+def everywhere(*, in_turn: bool = False, **axes: Iterable[str]) -> pytest.MarkDecorator:
     """Run a test with each model, each instruction set and each combination of other values.
 
     With other values, the gate has every combination of those, each with one model and one instruction set, and these
-    in turn. `make test-long` has the rest.
+    in turn; without, each model with each instruction set, or `in_turn` with one. `make test-long` has the rest.
     """
     names = ["folder", "instruction_set", *axes]
     values = [MODELS, _native.kernel_names(), *map(tuple, axes.values())]
     found = []
     for indices in product(*(range(len(each)) for each in values)):
         model, instruction_set, *others = indices
-        turn = sum(others)
-        is_in_gate = not axes or (turn % len(values[0]), turn % len(values[1])) == (model, instruction_set)
+        turn = sum(others) if axes else model
+        is_in_turn = (turn % len(values[0]), turn % len(values[1])) == (model, instruction_set)
+        is_in_gate = is_in_turn or not (axes or in_turn)
         marks = () if is_in_gate else pytest.mark.long
         found.append(pytest.param(*(each[index] for each, index in zip(values, indices, strict=True)), marks=marks))
     return pytest.mark.parametrize(names, found, indirect=["folder", "instruction_set"])
@@ -203,7 +204,7 @@ def test_any_schedule_with_guesses_is_as_alone(folder: Path, instruction_set: st
         assert run(llm, WORKLOAD) == alone(folder, instruction_set, numbers)
 
 
-@everywhere()
+@everywhere(in_turn=True)  # `test_native_decoder.py` compares them with the reference on each instruction set
 def test_the_numbers_are_part_of_the_comparison(folder: Path, instruction_set: str) -> None:
     texts = [alone(folder, instruction_set, numbers) for numbers in NUMBERS]
     assert all(one != other for index, one in enumerate(texts) for other in texts[:index])

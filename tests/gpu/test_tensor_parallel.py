@@ -40,6 +40,7 @@ from quire.compute.weights.decoder_weights import WeightReader
 from quire.compute.worker.worker import Worker
 from quire.core.errors import ExecutorLostError, InvalidConfigError
 from quire.core.python_process import start_python
+from support.forked_ranks import fork_follower
 from support.recorded_ranks import compute_as_on_gpus
 from support.reference_runs import ReferenceRun
 from support.served_process import ServedProcess, served_process
@@ -113,16 +114,25 @@ def model_in(folder: Path, form: dict[str, Any]) -> ModelDescription:
     return read_model(ModelFolder(folder), SETTINGS.max_model_len)
 
 
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of what followers compute. Tests of how they start and end start them as `ranks` does."""
+    monkeypatch.setattr("quire.compute.torch.parallel.ranks.start_python", fork_follower)
+
+
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize(("name", "changed"), KINDS)
 def test_ranks_compute_the_logits_of_one_to_the_bit(name: str, changed: dict[str, Any], tmp_path: Path) -> None:
     require_same_logits(model_in(tmp_path, CASES["forms"][name]), **changed)
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_vocabulary_that_cannot_be_divided_is_computed_by_each_rank(tmp_path: Path) -> None:
     folder = write_tiny_qwen3(tmp_path, tie=False, settings={"vocab_size": 129, "num_hidden_layers": 2})
     require_same_logits(read_model(ModelFolder(folder)))
 
 
+@pytest.mark.usefixtures("forked")
 def test_two_of_four_ranks_have_the_same_keys(folder: Path) -> None:
     require_same_logits(read_model(ModelFolder(folder), 96), tensor_parallel=4)
 
@@ -138,6 +148,7 @@ def require_same_logits(model: ModelDescription, *, tensor_parallel: int = 2, **
         assert np.array_equal(logits, together[place]), place
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("name", ["gpt2", "qwen3-moe", "gpt-oss"])
 def test_sums_over_ranks_take_half_of_the_exchanges_and_are_nearly_those_of_one(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -201,6 +212,7 @@ def texts(folder: Path, **settings: Any) -> list[list[list[int]]]:
     return found
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("on_host", [{"swap_space": 32 * BLOCK_BYTES}, {"host_cache": 32 * BLOCK_BYTES}], ids=str)
 def test_an_engine_of_two_ranks_copies_swaps_and_shares_blocks_as_one_does(folder: Path, on_host: Any) -> None:
     memory = {"kv_memory": 16 * BLOCK_BYTES, "preemption": "swap", **on_host}
@@ -208,6 +220,7 @@ def test_an_engine_of_two_ranks_copies_swaps_and_shares_blocks_as_one_does(folde
     assert texts(folder, **memory, **chunks, tensor_parallel=2) == texts(folder, **memory)
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("kind", ["auto", "model"])
 def test_guesses_of_any_kind_are_verified_by_all_ranks(kind: str, folder: Path, tmp_path: Path) -> None:
     sizes = {"num_hidden_layers": 2, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 16}
@@ -244,6 +257,7 @@ def test_recorded_steps_are_replayed_by_all_ranks(
     assert len({tuple(each) for each in tokens[0]}) > 1
 
 
+@pytest.mark.usefixtures("forked")
 def test_vectors_of_two_ranks_are_those_of_one(folder: Path) -> None:
     vectors = []
     for num_ranks in (1, 2):

@@ -3,6 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
+import { scaled } from "../../src/quire/serve/dashboard/page/attachments.mjs";
 import { Chat } from "../../src/quire/serve/dashboard/page/chat.mjs";
 import { Element, openDocument, settle } from "./document.mjs";
 
@@ -15,10 +16,15 @@ function openChat() {
         answers: field("answers", "1"),
         tokens: field("tokens", "64"),
         anew: new Element("button", { name: "anew" }),
+        attach: new Element("button", { name: "attach" }),
+        images: Object.assign(new Element("input", { name: "images" }), { value: "" }),
     };
     const stop = new Element("button", { name: "stop" });
     const submit = new Element("button", { type: "submit" });
-    const form = Object.assign(new Element("form", {}, ...Object.values(elements), stop, submit), { elements });
+    const thumbnails = new Element("ul");
+    const voice = new Element("p", { role: "status" });
+    const parts = [...Object.values(elements), thumbnails, stop, submit, voice];
+    const form = Object.assign(new Element("form", {}, ...parts), { elements });
     const transcript = new Element("ol");
     const [calls, told, pictures] = [[], [], []];
     globalThis.fetch = (url, { headers, body, signal }) =>
@@ -30,6 +36,11 @@ function openChat() {
     const chat = new Chat(form, transcript, {
         headers: () => ({ authorization: "Bearer sesame" }),
         onCall: (id) => told.push(id),
+        read: async (file) => {
+            await file.isSlow;
+            if (file.isBroken) throw new Error("The source image could not be decoded.");
+            return `data:image/png;base64,${file.name}`;
+        },
     });
     chat.model = "guide";
     const say = (words) => {
@@ -37,7 +48,17 @@ function openChat() {
         form.fire("submit");
     };
     const shown = () => transcript.children.map((item) => item.children.map((child) => child.textContent).join(": "));
-    return { chat, elements, stop, submit, transcript, calls, told, pictures, say, shown };
+    return { chat, elements, stop, submit, transcript, calls, told, pictures, say, shown, thumbnails, voice };
+}
+
+/** A chat with a model that reads images. */
+function openChatWithImages() {
+    const opened = openChat();
+    const { chat, elements, thumbnails } = opened;
+    chat.attached.allow(true);
+    const choose = (...files) => elements.images.fire("change", Object.assign(elements.images, { files }));
+    const attached = () => thumbnails.children.map((item) => item.firstChild.alt);
+    return { ...opened, choose, attached };
 }
 
 const event = (fields) => `data: ${JSON.stringify(fields)}\n\n`;
@@ -209,4 +230,134 @@ test("pieces are written with the next picture, all that came since, and each on
     stream.close();
     await settle();
     assert.equal(shown()[1], "guide: one two three four");
+});
+
+const imagePart = (name) => ({ type: "image_url", image_url: { url: `data:image/png;base64,${name}` } });
+
+test("images are sent before the text, shown in the conversation, and part of all its later requests", async () => {
+    const { calls, say, shown, choose, attached, transcript } = openChatWithImages();
+    choose({ name: "cat" }, { name: "dog" });
+    await settle();
+    assert.deepEqual(attached(), ["cat", "dog"]);
+    say("Which is larger?");
+    const content = [imagePart("cat"), imagePart("dog"), { type: "text", text: "Which is larger?" }];
+    assert.deepEqual(calls[0].fields.messages, [{ role: "user", content }]);
+    assert.deepEqual(attached(), []);
+    const images = transcript.firstChild.children.filter(({ tag }) => tag === "img");
+    assert.deepEqual(
+        images.map(({ src, alt }) => [src, alt]),
+        ["cat", "dog"].map((name) => [imagePart(name).image_url.url, name]),
+    );
+    calls[0].answer(new Response(piece("The dog.")));
+    await settle();
+    assert.deepEqual(shown(), ["you: : : Which is larger?", "guide: The dog."]);
+    say("Why?");
+    assert.deepEqual(calls[1].fields.messages, [
+        { role: "user", content },
+        { role: "assistant", content: "The dog." },
+        { role: "user", content: "Why?" },
+    ]);
+});
+
+test("an image needs no text", async () => {
+    const { calls, say, choose } = openChatWithImages();
+    choose({ name: "cat" });
+    await settle();
+    say(" ");
+    assert.deepEqual(calls[0].fields.messages, [{ role: "user", content: [imagePart("cat")] }]);
+});
+
+test("a message that is sent while its images are being read has all of them, in their order, once", async () => {
+    const { calls, say, choose } = openChatWithImages();
+    let arrive;
+    choose({ name: "photo", isSlow: new Promise((resolve) => (arrive = resolve)) }, { name: "cat" });
+    say("What is this?");
+    say("What is this?");
+    await settle();
+    assert.equal(calls.length, 0);
+    arrive();
+    await settle();
+    assert.equal(calls.length, 1);
+    const content = [imagePart("photo"), imagePart("cat"), { type: "text", text: "What is this?" }];
+    assert.deepEqual(calls[0].fields.messages, [{ role: "user", content }]);
+});
+
+test("an image can be removed before it is sent, and the focus moves to the next", async () => {
+    const { calls, elements, say, choose, attached, thumbnails, voice } = openChatWithImages();
+    choose({ name: "cat" }, { name: "dog" }, { name: "cow" });
+    await settle();
+    assert.equal(voice.textContent, "cow attached");
+    const removeButton = (index) => thumbnails.children[index].querySelector("button");
+    assert.equal(removeButton(1).ariaLabel, "Remove dog");
+    removeButton(1).fire("click");
+    assert.deepEqual([attached(), voice.textContent], [["cat", "cow"], "dog removed"]);
+    assert.equal(document.activeElement, removeButton(1));
+    removeButton(1).fire("click");
+    assert.equal(document.activeElement, elements.text);
+    say("What is this?");
+    assert.equal(calls[0].fields.messages[0].content.length, 2);
+});
+
+test("a file that is no image is an error, and those around it are attached", async () => {
+    const { choose, attached, shown } = openChatWithImages();
+    choose({ name: "cat" }, { name: "notes.txt", isBroken: true }, { name: "dog" });
+    await settle();
+    assert.deepEqual(attached(), ["cat", "dog"]);
+    assert.deepEqual(shown(), ["error: cannot read notes.txt; choose a PNG, JPEG, WebP or GIF image"]);
+});
+
+test("a refused image is not sent again", async () => {
+    const { calls, say, shown, choose } = openChatWithImages();
+    choose({ name: "broken" });
+    await settle();
+    say("What is this?");
+    calls[0].answer(refusal(400, "the image is broken"));
+    await settle();
+    assert.deepEqual(shown().slice(1), ["error: the image is broken"]);
+    say("Hello");
+    assert.deepEqual(calls[1].fields.messages, [{ role: "user", content: "Hello" }]);
+});
+
+test("images can be pasted, but not the picture of a formatted text", async () => {
+    const { elements, attached } = openChatWithImages();
+    const paste = (types, ...files) => elements.text.fire("paste", { clipboardData: { types, files } });
+    assert.ok(paste(["text/html", "Files"], { name: "copied" }));
+    assert.ok(paste(["text/plain", "Files"], { name: "a file" }));
+    assert.ok(!paste(["text/html", "text/plain", "Files"], { name: "cells of a table" }));
+    assert.ok(!paste(["text/plain"]));
+    await settle();
+    assert.deepEqual(attached(), ["copied", "a file"]);
+});
+
+test("images can be dropped anywhere on the page", async () => {
+    const { attached } = openChatWithImages();
+    const page = document.documentElement;
+    const drag = (type, types, ...files) => page.fire(type, { dataTransfer: { types, files } });
+    assert.ok(drag("dragover", ["Files"]));
+    assert.equal(page.dataset.drop, "here");
+    drag("dragleave", ["Files"]);
+    assert.equal(page.dataset.drop, undefined);
+    assert.ok(drag("drop", ["Files"], { name: "cat" }));
+    assert.ok(!drag("drop", ["text/plain"]));
+    await settle();
+    assert.deepEqual(attached(), ["cat"]);
+});
+
+test("a model without images gets none", async () => {
+    const { chat, elements, attached, choose } = openChatWithImages();
+    choose({ name: "cat" });
+    await settle();
+    chat.attached.allow(false);
+    const files = [{ name: "dog" }];
+    assert.ok(!elements.text.fire("paste", { clipboardData: { types: ["Files"], files } }));
+    assert.ok(!document.documentElement.fire("drop", { dataTransfer: { types: ["Files"], files } }));
+    await settle();
+    assert.deepEqual([elements.attach.hidden, attached()], [true, []]);
+});
+
+test("the longer edge of a large image becomes 2,048 pixels, and no edge less than one", () => {
+    assert.deepEqual(scaled(4000, 3000), [2048, 1536]);
+    assert.deepEqual(scaled(3000, 4000), [1536, 2048]);
+    assert.deepEqual(scaled(2048, 40), [2048, 40]);
+    assert.deepEqual(scaled(9000, 1), [2048, 1]);
 });

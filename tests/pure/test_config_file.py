@@ -209,6 +209,9 @@ NESTED = {  # a model with images, and its text model
     "Gemma3ForConditionalGeneration": "gemma3",
     "Gemma4ForConditionalGeneration": "gemma4",
     "Gemma4UnifiedForConditionalGeneration": "gemma4-unified",
+    "Idefics3ForConditionalGeneration": "llama",
+    "Lfm2VlForConditionalGeneration": "lfm2",
+    "LlavaForConditionalGeneration": "llama",
     "Mistral3ForConditionalGeneration": "ministral3",
     "Qwen2VLForConditionalGeneration": "qwen2",
     "Qwen2_5_VLForConditionalGeneration": "qwen2",
@@ -216,6 +219,7 @@ NESTED = {  # a model with images, and its text model
     "Qwen3_5ForConditionalGeneration": "qwen3-5",
     "Qwen3_5MoeForConditionalGeneration": "qwen3-5-moe",
     "Qwen3VLMoeForConditionalGeneration": "qwen3-moe",
+    "SmolVLMForConditionalGeneration": "llama",
 }
 MODELS["roberta"] = MODELS["xlm-roberta"] | {"architectures": ["RobertaModel"]}
 MODELS["phimoe-published"] = MODELS["phimoe"] | {"architectures": ["PhiMoEForCausalLM"]}

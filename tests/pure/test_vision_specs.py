@@ -130,6 +130,21 @@ QWEN2_VL_2B: dict[str, Any] = {
         **{"patch_size": 14, "spatial_merge_size": 2, "spatial_patch_size": 14, "temporal_patch_size": 2},
     },
 }
+QWEN2_5_VL_3B: dict[str, Any] = {
+    "architectures": ["Qwen2_5_VLForConditionalGeneration"],
+    **{"image_token_id": 151655, "hidden_act": "silu", "hidden_size": 2048, "intermediate_size": 11008},
+    **{"max_position_embeddings": 128000, "max_window_layers": 70, "num_attention_heads": 16},
+    **{"num_hidden_layers": 36, "num_key_value_heads": 2, "rms_norm_eps": 1e-06, "rope_theta": 1000000.0},
+    **{"sliding_window": 32768, "tie_word_embeddings": True, "use_sliding_window": False, "vocab_size": 151936},
+    "torch_dtype": "bfloat16",
+    "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
+    "vision_config": {
+        **{"depth": 32, "hidden_act": "silu", "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16},
+        **{"in_chans": 3, "out_hidden_size": 2048, "patch_size": 14, "spatial_merge_size": 2},
+        **{"spatial_patch_size": 14, "window_size": 112, "fullatt_block_indexes": [7, 15, 23, 31]},
+        **{"tokens_per_second": 2, "temporal_patch_size": 2},
+    },
+}
 QWEN3_VL_2B: dict[str, Any] = {
     "architectures": ["Qwen3VLForConditionalGeneration"],
     "image_token_id": 151655,
@@ -174,6 +189,7 @@ PUBLISHED: dict[str, tuple[dict[str, Any], tuple[int, int], int, int]] = {
     "Mistral-Small-3.1-24B": (MISTRAL_SMALL_24B, (1540, 1540), 3025, 24_011_361_280),
     "gemma-3-4b-it": (GEMMA3_4B, (896, 896), 256, 4_300_079_472),
     "Qwen2-VL-2B-Instruct": (QWEN2_VL_2B, (560, 840), 600, 2_208_985_600),
+    "Qwen2.5-VL-3B-Instruct": (QWEN2_5_VL_3B, (560, 840), 600, 3_754_622_976),
     "Qwen3-VL-2B-Instruct": (QWEN3_VL_2B, (640, 480), 300, 2_127_532_032),
     "LFM2-VL-450M": (LFM2_VL_450M, (384, 640), 240, 450_822_656),
 }
@@ -245,6 +261,8 @@ def test_memory_bounds_the_images_of_qwen_vl(tmp_path: Path) -> None:
         assert vision_of(read(tmp_path, QWEN2_VL_2B, pixels)).patches.max_patches == num_patches
     vision = vision_of(read(tmp_path, QWEN2_VL_2B, {"max_pixels": 12_845_056}))
     assert (vision.cell, vision.tower_has_axes, vision.patches.num_numbers) == (28, True, 1176)
+    windows = vision_of(read(tmp_path, QWEN2_5_VL_3B))
+    assert (windows.patches.window, len(windows.in_windows), windows.in_windows[:8]) == (8, 28, (*range(7), 8))
     assert vision_of(read(tmp_path, LFM2_VL_450M, {"tile_size": 1024})).patches.max_patches == 4096
 
 
@@ -293,6 +311,14 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "positions that are no square": (LFM2_VL_450M, {"vision_config__num_patches": 250}, "num_patches is 250"),
     "large tiles": (LFM2_VL_450M, {"tile_size": 4096}, "max_image_tokens is 256"),
     "no sections": (QWEN2_VL_2B, {"rope_scaling": None}, "rope_scaling is None"),
+    "windows of no whole squares": (
+        *(QWEN2_5_VL_3B, {"vision_config__window_size": 84}),
+        "window_size is 84",
+    ),
+    "a whole layer after the last": (
+        *(QWEN2_5_VL_3B, {"vision_config__fullatt_block_indexes": [32]}),
+        "fullatt_block_indexes is [32]",
+    ),
     "a state of the last layer": (
         *(QWEN3_VL_2B, {"vision_config__deepstack_visual_indexes": [5, 23]}),
         r"deepstack_visual_indexes is [5, 23]",

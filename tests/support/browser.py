@@ -219,6 +219,12 @@ class Page:
         """Write a text where the focus is."""
         self.call("Input.insertText", text=text)
 
+    def choose_files(self, selector: str, *paths: Path) -> None:
+        """Choose files for an input, as in the dialog that it opens."""
+        expression = f"document.querySelector({json.dumps(selector)})"
+        found = self.call("Runtime.evaluate", expression=expression)["result"]["objectId"]
+        self.call("DOM.setFileInputFiles", objectId=found, files=list(map(str, paths)))
+
     def place(self, selector: str, x: float, y: float) -> tuple[float, float]:
         """Return where a place of an element is in the window, and bring it there."""
         box = self.evaluate(

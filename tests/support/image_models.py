@@ -30,7 +30,7 @@ PREPARED: Final[dict[str, tuple[str, dict[str, Any], dict[str, Any]]]] = {
         "LLaVA",
         {
             **{"image_processor_type": "SiglipImageProcessor", "do_center_crop": None, "resample": 3},
-            **{"size": {"height": TILE, "width": TILE}},
+            **{"size": {"height": TILE, "width": TILE}, "image_mean": [0.5] * 3, "image_std": [0.5] * 3},
         },
         {"patch_size": 7, "vision_feature_select_strategy": "full"},
     ),
@@ -50,6 +50,9 @@ PREPARED: Final[dict[str, tuple[str, dict[str, Any], dict[str, Any]]]] = {
         {},
     ),
     "qwen2-vl": ("Qwen2-VL", {"min_pixels": 784, "max_pixels": TILE**2, "patch_size": 7}, {}),
+    "qwen2-5-vl": ("Qwen2-VL", {"min_pixels": 784, "max_pixels": TILE**2, "patch_size": 7}, {}),
+    "qwen3-vl": ("Qwen2-VL", {"min_pixels": 784, "max_pixels": TILE**2, "patch_size": 7}, {}),
+    "qwen3-5": ("Qwen2-VL", {"min_pixels": 784, "max_pixels": TILE**2, "patch_size": 7}, {}),
 }
 """Model → the family of its prompts, settings for images, settings of the processor."""
 

@@ -93,6 +93,18 @@ SETTINGS: dict[str, dict[str, Any]] = {
             **{"spatial_merge_size": 2, "temporal_patch_size": 2},
         },
     },
+    "qwen2-5-vl": {
+        **{"architectures": ["Qwen2_5_VLForConditionalGeneration"], **QWEN_TOKENS},
+        "text_config": {
+            **{**TEXT, "model_type": "qwen2_5_vl_text", "bos_token_id": 1, "eos_token_id": 2},
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 1, 1]},
+        },
+        "vision_config": {
+            **{"depth": 4, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "patch_size": 7},
+            **{"spatial_merge_size": 2, "temporal_patch_size": 2, "window_size": 56, "out_hidden_size": 32},
+            "fullatt_block_indexes": [1, 3],
+        },
+    },
     "qwen3-vl": {
         **{"architectures": ["Qwen3VLForConditionalGeneration"], **QWEN_TOKENS},
         "text_config": {
@@ -120,9 +132,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 """config.json of small models."""
 
-ANY_SIZE = [(56, 56), (28, 42), (14, 56), (42, 14)]
-OF_ANY_SIZE = ("llava-pixtral", "mistral3", "lfm2-vl", "qwen2-vl", "qwen3-vl", "qwen3-5")
+UP_TO_56 = [(56, 56), (28, 42), (14, 56), (42, 14)]
+ANY_SIZE = [(56, 56), (28, 42), (14, 140), (126, 98)]
+OF_ANY_SIZE = ("lfm2-vl", "qwen2-vl", "qwen2-5-vl", "qwen3-vl", "qwen3-5")
 SIZES = {name: ANY_SIZE if name in OF_ANY_SIZE else [(56, 56)] for name in SETTINGS}
+SIZES |= {"llava-pixtral": UP_TO_56, "mistral3": UP_TO_56}
 """Height and width of the images for each model."""
 
 

@@ -258,6 +258,8 @@ def plan_engine(config: EngineConfig) -> EngineBlueprint:
     this machine.
     """
     model = read_model(_model_source(config.model, config.mmproj), config.max_model_len)
+    if config.mmproj == NO_IMAGES:
+        model = replace(model, vision=None)
     model = replace(model, spec=model.spec.with_guesses(config.max_drafts))
     if config.guesses_by_model:
         model = with_draft_model(config, model)

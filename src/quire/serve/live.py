@@ -201,12 +201,9 @@ class Live:
         report, config, tokenizer = self._model.report, self._model.config, self._model.tokenizer
         plan, name = report.plan, self.name_for(reader.tenant)
         disk_cache = report.disk_cache if reader.name is None else ""  # a tenant must not see the operator's folders
-        calls = example_calls(
-            ADDRESS,
-            name,
-            has_keys=reader.tenant.name != ANYBODY.name,
-            use=use_of(config, has_chat=tokenizer is not None and tokenizer.has_chat_template),
-        )
+        has_chat = tokenizer is not None and tokenizer.has_chat_template
+        has_keys = reader.tenant.name != ANYBODY.name
+        calls = example_calls(ADDRESS, name, has_keys=has_keys, use=use_of(config, has_chat=has_chat))
         return {
             "type": "hello",
             "version": quire.__version__,
@@ -222,6 +219,7 @@ class Live:
             "tenant": reader.tenant.name,
             "max_num_seqs": config.max_num_seqs,
             "generates": not config.one_step,
+            "reads_images": report.reads_images and has_chat,
             "facts": replace(report, model=name, disk_cache=disk_cache).facts(),
             "calls": {where: "\n".join(each) for where, each in calls.items()},
             "history": self._history.rows() if reader.name is None else [],

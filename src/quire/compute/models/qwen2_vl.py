@@ -1,8 +1,8 @@
-"""Qwen2-VL and Qwen2.5-VL: the text model of Qwen2; of Qwen2-VL, next to an encoder of images.
+"""Qwen2-VL and Qwen2.5-VL: the text model of Qwen2, next to an encoder of images.
 
 Positions of these models have three parts: of time, height and width. Each part turns a section of the pairs of a head.
-In a text they are equal. Settings of the text model are in `text_config`, but not in the first folders. The encoder is
-in vision/qwen2_vl.py.
+In a text they are equal. Settings of the text model are in `text_config`, but not in the first folders. The encoders
+are in vision/qwen2_vl.py and vision/qwen2_5_vl.py.
 """
 
 from __future__ import annotations

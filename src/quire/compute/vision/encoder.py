@@ -21,8 +21,8 @@ import numpy as np
 
 from quire.compute.arrays import FloatArray, IntArray
 from quire.compute.models.parts import NormKind, NormSpec
-from quire.compute.models.vision.spec import Average, Join, Matrix, Norm, Step, VisionSpec
-from quire.compute.vision.patches import block_order, patch_rows, resized
+from quire.compute.models.vision.spec import WINDOW_ROWS, Average, Join, Matrix, Norm, Step, VisionSpec
+from quire.compute.vision.patches import patch_rows, resized, tower_order
 from quire.compute.vision.weights import VisionWeights
 from quire.compute.weights.decoder_weights import PartWeights
 from quire.compute.worker.cache_engine import CacheArray, CacheEngine, LayerCache
@@ -31,7 +31,7 @@ from quire.core.errors import InvariantError
 from quire.core.images import Image
 from quire.core.kv_spec import KVCacheSpec
 
-BLOCK_SIZE: Final = 64
+BLOCK_SIZE: Final = WINDOW_ROWS
 
 
 class Tower(Protocol):
@@ -112,8 +112,11 @@ class TowerEncoder:
 
     def _parts(self, image: Image) -> Generator[None, None, FloatArray]:
         """Compute an image, with a pause after each part; return a row for each placeholder."""
-        inputs = self._inputs(image)
-        quiet = replace(inputs, state_indices=NO_INDICES)
+        patches = self.spec.patches
+        grid = patches.grid(image.height, image.width)
+        order = tower_order(grid, patches.merge, patches.window)
+        whole = self._inputs(image, grid, order.order)
+        in_windows = _in_windows(whole, order.window_starts) if patches.window is not None else whole
         yield
         connectors = {each.layer: each.steps for each in self.spec.deep}
         num_layers = len(self.spec.tower.layers)
@@ -123,13 +126,16 @@ class TowerEncoder:
         while layer < num_layers:
             layer = layer if self._in_tower is this else 0
             self._in_tower = this
-            states = self._tower.run(inputs if layer in connectors else quiet, layer)
+            inputs = in_windows if layer in self.spec.in_windows else whole
+            states = self._tower.run(
+                inputs if layer in connectors else replace(inputs, state_indices=NO_INDICES), layer
+            )
             if layer in connectors:
                 rows[layer] = self._connected(connectors[layer], states)
             layer += 1
             yield
         *deep, last = (rows[layer] for layer in sorted(rows))
-        return np.concatenate([last, *deep], axis=1)
+        return np.concatenate([last, *deep], axis=1)[_image_order(order.order, grid, patches.merge)]
 
     def _connected(self, steps: tuple[Step, ...], states: FloatArray) -> FloatArray:
         """Return the rows for the text model that come from the states of a layer."""
@@ -138,14 +144,11 @@ class TowerEncoder:
             rows = self._take(step, rows)
         return rows
 
-    def _inputs(self, image: Image) -> StepInputs:
-        """Return the step of the tower for an image."""
-        patches = self.spec.patches
-        grid = patches.grid(image.height, image.width)
-        rows = self._products.multiply(patches.matrix, patch_rows(image, self.spec))
-        order = block_order(*grid, patches.merge)
+    def _inputs(self, image: Image, grid: tuple[int, int], order: IntArray) -> StepInputs:
+        """Return the step of the tower for an image, as one sequence."""
+        rows = self._products.multiply(self.spec.patches.matrix, patch_rows(image, self.spec)[order])
         rows = self._with_positions(rows, grid, order)
-        count, empty = len(rows), np.zeros(0, np.int64)
+        count = len(rows)
         indices = np.arange(count)
         return StepInputs(
             entries=(0,),
@@ -155,7 +158,7 @@ class TowerEncoder:
             slots=(indices,),
             block_tables=(np.arange(-(-count // BLOCK_SIZE))[None],),
             logit_starts=np.zeros(2, np.int64),
-            logit_indices=empty,
+            logit_indices=NO_INDICES,
             rows=np.zeros(1, np.int64),
             state_indices=indices,
             given=indices,
@@ -201,9 +204,33 @@ def _normalized(rows: FloatArray, part: PartWeights, spec: NormSpec) -> FloatArr
     return normed if part.bias is None else normed + part.bias
 
 
+def _in_windows(whole: StepInputs, starts: IntArray) -> StepInputs:
+    """Return the step with a sequence for each window; only the last window has a block that it does not fill."""
+    count, sizes = len(starts) - 1, np.diff(starts)
+    first_blocks = np.cumsum(np.append(0, -(-sizes // BLOCK_SIZE)))[:-1]
+    positions = whole.positions - np.repeat(starts[:-1], sizes)
+    tables = first_blocks[:, None] + np.arange(-(-int(sizes.max()) // BLOCK_SIZE))
+    return replace(
+        whole,
+        entries=tuple(range(count)),
+        query_starts=starts,
+        positions=positions,
+        slots=(np.repeat(first_blocks * BLOCK_SIZE, sizes) + positions,),
+        block_tables=(np.ascontiguousarray(tables),),
+        logit_starts=np.zeros(count + 1, np.int64),
+        rows=np.zeros(count, np.int64),
+    )
+
+
+def _image_order(order: IntArray, grid: tuple[int, int], merge: int) -> IntArray:
+    """Return the index of the tower's square for each square of an image, row by row."""
+    row, column = np.divmod(order[:: merge**2], grid[1])
+    return np.argsort(row // merge * (grid[1] // merge) + column // merge)
+
+
 def cache_blocks(spec: VisionSpec) -> int:
-    """Return the number of blocks that the largest image takes."""
-    return -(-spec.patches.max_rows // BLOCK_SIZE)
+    """Return the number of blocks that the largest image takes, and one more for the last window."""
+    return -(-spec.patches.max_rows // BLOCK_SIZE) + (spec.patches.window is not None)
 
 
 def shared_cache(spec: VisionSpec, kv_spec: KVCacheSpec) -> SharedCache:

@@ -1,12 +1,12 @@
-"""From the pixels of an image to the rows of its patches.
+"""From the pixels of an image to the rows of its patches, and the order of these rows.
 
-image [height, width, 3] ─► normalised by a table for each colour ─► squares of merge × merge patches, each patch:
-                                                                    red, green, blue: its pixels row by row
+image [height, width, 3] ─► normalised by a table for each colour ─► patches, row by row; each of them:
+red, green, blue: its pixels row by row
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -18,19 +18,17 @@ LEVELS: Final = 256
 
 
 def patch_rows(image: Image, spec: VisionSpec) -> FloatArray:
-    """Return the normalised pixels of each patch, `[num_patches, 3 × size × size]`. Does not mutate."""
+    """Return the normalised pixels of each patch, row by row, `[num_patches, num_numbers]`. Does not mutate."""
     patches = spec.patches
-    size, merge = patches.size, patches.merge
     rows, columns = patches.grid(image.height, image.width)
     pixels = np.frombuffer(image.pixels, np.uint8).reshape(image.height, image.width, CHANNELS)
     numbers = normalised_levels(spec)[pixels, np.arange(CHANNELS)]
-    # [rows of squares, rows in a square, pixel rows, columns of squares, columns in a square, pixel columns, colours]
-    cut = numbers.reshape(rows // merge, merge, size, columns // merge, merge, size, CHANNELS)
-    order = (0, 3, 1, 4, 2, 5, 6) if patches.colours_last else (0, 3, 1, 4, 6, 2, 5)
-    each = np.ascontiguousarray(cut.transpose(order)).reshape(rows * columns, -1)
+    # [rows, pixel rows, columns, pixel columns, colours]
+    cut = numbers.reshape(rows, patches.size, columns, patches.size, CHANNELS)
+    each = cut.transpose((0, 2, 1, 3, 4) if patches.colours_last else (0, 2, 4, 1, 3)).reshape(rows * columns, -1)
     if patches.frames == 1:
         return each
-    frames = each.reshape(rows * columns, CHANNELS, 1, size**2).repeat(patches.frames, axis=2)
+    frames = each.reshape(rows * columns, CHANNELS, 1, patches.size**2).repeat(patches.frames, axis=2)
     return frames.reshape(rows * columns, -1)
 
 
@@ -42,14 +40,35 @@ def normalised_levels(spec: VisionSpec) -> FloatArray:
     return levels
 
 
-def block_order(rows: int, columns: int, merge: int) -> IntArray:
-    """Return the index of each patch, counted row by row, in the order of the tower's rows.
+class TowerOrder(NamedTuple):
+    """The order of the tower's rows, and where its windows begin and end."""
 
-    >>> block_order(2, 4, 2).tolist()
+    order: IntArray  # [num_patches], the index of each patch, counted row by row
+    window_starts: IntArray  # [num_windows + 1]
+
+
+def tower_order(grid: tuple[int, int], merge: int, window: int | None) -> TowerOrder:
+    """Return the order of patches in the tower: windows, in each of them squares, in each of them patches, row by row.
+
+    >>> tower_order((2, 4), 2, window=None).order.tolist()
     [0, 1, 4, 5, 2, 3, 6, 7]
+    >>> tower_order((4, 4), 2, window=2).window_starts.tolist()
+    [0, 4, 8, 12, 16]
     """
-    indices = np.arange(rows * columns).reshape(rows // merge, merge, columns // merge, merge)
-    return indices.transpose(0, 2, 1, 3).reshape(-1)
+    rows, columns = grid
+    side = window or max(grid)
+    indices = np.arange(rows * columns).reshape(rows, columns)
+    windows = [
+        _by_square(indices[row : row + side, column : column + side], merge)
+        for row in range(0, rows, side)
+        for column in range(0, columns, side)
+    ]
+    return TowerOrder(np.concatenate(windows), np.cumsum([0, *map(len, windows)]))
+
+
+def _by_square(indices: IntArray, merge: int) -> IntArray:
+    rows, columns = indices.shape
+    return indices.reshape(rows // merge, merge, columns // merge, merge).transpose(0, 2, 1, 3).reshape(-1)
 
 
 def resized(table: FloatArray, side: int, grid: tuple[int, int], *, reaches_edges: bool) -> FloatArray:

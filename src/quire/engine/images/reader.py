@@ -102,7 +102,8 @@ class ImageReader:
         settings = ProcessorSettings.read(files)
         kind = settings.kind()
         if kind not in LAYOUTS:
-            raise CheckpointError(f"{settings.where}: image_processor_type", kind, f"one of {', '.join(LAYOUTS)}")
+            allowed = f"one of {', '.join(LAYOUTS)}; with --mmproj none, the model reads texts only"
+            raise CheckpointError(f"{settings.where}: image_processor_type", kind, allowed)
         module, _, name = LAYOUTS[kind].partition(":")
         layout: Layout = getattr(import_module(module), name).read(settings)
         reader = cls(layout, max_tokens=max_tokens, num_rows=num_rows)

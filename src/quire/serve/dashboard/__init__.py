@@ -7,7 +7,8 @@
 The page is static and needs no key: it contains no data of the server. Its files are read once, when the server starts,
 so requests read no files and no request path becomes a file path. Nothing is built, and nothing is loaded from
 elsewhere. The policy allows only code and data of this server, no inline script or style, and no framing: a model's
-output is text, and could not run as code even if the page had a bug.
+output is text, and could not run as code even if the page had a bug. Images may also be data URLs: those that the user
+attaches to a message.
 
 The files change with quire's version, so browsers revalidate them each time and usually get 304.
 """

@@ -19,6 +19,7 @@ ENCODERS: Final = MappingProxyType(
         "LlavaForConditionalGeneration": "quire.compute.models.vision.llava",
         "Mistral3ForConditionalGeneration": "quire.compute.models.vision.mistral3",
         "Qwen2VLForConditionalGeneration": "quire.compute.models.vision.qwen2_vl",
+        "Qwen2_5_VLForConditionalGeneration": "quire.compute.models.vision.qwen2_5_vl",
         "Qwen3VLForConditionalGeneration": "quire.compute.models.vision.qwen3_vl",
         "Qwen3VLMoeForConditionalGeneration": "quire.compute.models.vision.qwen3_vl",
         "Qwen3_5ForConditionalGeneration": "quire.compute.models.vision.qwen3_vl",

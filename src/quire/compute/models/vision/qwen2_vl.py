@@ -55,22 +55,27 @@ MAX_RATIO: Final = 64
 def vision_spec(config: ConfigFile, settings: ConfigFile, text: DecoderSpec) -> VisionSpec:
     """Return the spec of the encoder; refuses settings that quire does not interpret."""
     vision = config.section("vision_config").over(DEFAULTS)
-    merge = vision.size("spatial_merge_size", high=MAX_MERGE)
-    if not any(layer.rope is not None and layer.rope.axes for layer in text.layers):
-        raise config.error("rope_scaling", "sections for time, height and width")
-    size = vision.size("embed_dim")
+    merge, size = vision.size("spatial_merge_size", high=MAX_MERGE), vision.size("embed_dim")
     patches = moving_patches(vision, settings, VISUAL, merge, size, USUAL_MAX_PIXELS)
     inner = vision.size("mlp_ratio", high=MAX_RATIO) * size
-    tower = grid_tower(vision, patches, LAYER, STEMS, inner)
-    joined, merger = tower.hidden_size * merge**2, VISUAL + "merger."
+    return with_merger(config, settings, text, patches, grid_tower(vision, patches, LAYER, STEMS, inner))
+
+
+def with_merger(
+    config: ConfigFile, settings: ConfigFile, text: DecoderSpec, patches: Patches, tower: DecoderSpec
+) -> VisionSpec:
+    """Return the spec of an encoder with this tower, and an MLP that joins squares of patches."""
+    if not any(layer.rope is not None and layer.rope.axes for layer in text.layers):
+        raise config.error("rope_scaling", "sections for time, height and width")
+    joined, merger = tower.hidden_size * patches.merge**2, VISUAL + "merger."
     pixels = Normalization.read(settings, CLIP_MEAN, CLIP_DEVIATION)
     return VisionSpec(
         placeholder=config.size("image_token_id", 151_655, low=0, high=text.vocab_size - 1),
         patches=patches,
         tower=tower,
         connector=(
-            Norm(merger + "ln_q", NormSpec(NormKind.LAYER, EPSILON), tower.hidden_size),
-            Join(merge**2),
+            Norm(merger + "ln_q", tower.norm, tower.hidden_size),
+            Join(patches.merge**2),
             Matrix.of(merger + "mlp.0", joined, joined, bias=True, activation=Activation.GELU),
             Matrix.of(merger + "mlp.2", text.hidden_size, joined, bias=True),
         ),

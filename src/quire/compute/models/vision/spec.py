@@ -7,7 +7,8 @@ tokens. Everything around it is here: how an image is cut, and the steps of the 
 facts only, so engines interpret one pipeline.
 
 Patches that are joined later are adjacent rows: the tower's rows go through squares of `merge` × `merge` patches, each
-row by row. A connector then joins `merge`² rows at a time, and their order needs no change in between.
+row by row. A connector then joins `merge`² rows at a time, and their order needs no change in between. If some layers
+attend within windows, rows go through one window after another; at the end, they are put in the order of the image.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from quire.core.images import CHANNELS
 
 MAX_PATCHES: Final = 1 << 14
 """Of one image: the memory for it is allocated when the model is loaded."""
+WINDOW_ROWS: Final = 16
+"""A row of squares in a window has a multiple of this many patches: only the last window has an unfilled block."""
 MAX_IMAGE_SIZE: Final = 1 << 13
 MAX_PATCH_SIZE: Final = 256
 
@@ -106,6 +109,7 @@ class Patches:
     which is resized to the grid of an image; with `positions_reach_edges` so that its corners stay corners. `first`:
     the name of a vector that is a row before all patches, with the first row of the table; empty: none. `image_size`:
     the height and width of every image, None: multiples of `merge` patches. An image has at most `max_patches`.
+    `window`: the patches per side of a window, a multiple of `merge`; None: the tower has no windows.
     """
 
     size: int
@@ -117,6 +121,7 @@ class Patches:
     first: str = ""
     positions_side: int | None = None
     positions_reach_edges: bool = False
+    window: int | None = None
     frames: int = 1
     colours_last: bool = False
 
@@ -158,6 +163,7 @@ class VisionSpec:
     which they are normalised after a multiplication with `rescale`. The checkpoint's tensors of all this have
     `prefixes`. Some checkpoints lack the last part of `optional_prefix` in their names. `has_axes`: in the text, the
     tokens of an image have coordinates. `deep`: where more numbers of each row come from; see `DecoderSpec.deep_rows`.
+    `in_windows`: the layers of the tower whose rows attend to those of their window only.
     """
 
     placeholder: int
@@ -171,6 +177,7 @@ class VisionSpec:
     optional_prefix: str = ""
     has_axes: bool = False
     deep: tuple[Deep, ...] = ()
+    in_windows: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         size, patches = self.tower.hidden_size, self.patches

@@ -2,8 +2,10 @@
 //
 // It calls /v1/chat/completions, or /v1/completions if the model has no chat template. A user can request several
 // answers to one prompt, because those share blocks. A conversation continues from the first answer. Answers are shown
-// as Markdown, which most models write; the user's messages and errors are shown as plain text.
+// as Markdown, which most models write; the user's messages and errors are shown as plain text. Images stay in the
+// conversation: each request has those of all its messages.
 
+import { Attachments, dataUrl, picture } from "./attachments.mjs";
 import { errorMessage } from "./live.mjs";
 import { Markdown } from "./markdown.mjs";
 
@@ -23,13 +25,24 @@ export async function readEvents(stream, onEvent) {
     }
 }
 
-/** The chat of the page. `headers()` returns the key's header; `onCall(id)` is called for each accepted call. */
+/** Return the content of a message: its text, or parts if it has images, which most models expect first. */
+function contentOf(text, images) {
+    if (images.length === 0) return text;
+    const parts = images.map(({ url }) => ({ type: "image_url", image_url: { url } }));
+    return text ? [...parts, { type: "text", text }] : parts;
+}
+
+/**
+ * The chat of the page. `headers()` returns the key's header; `onCall(id)` is called for each accepted call;
+ * `read(file)` returns an attached image as a data URL.
+ */
 export class Chat {
-    constructor(form, transcript, { headers, onCall }) {
+    constructor(form, transcript, { headers, onCall, read = dataUrl }) {
         this.form = form;
         this.transcript = transcript;
         this.headers = headers;
         this.onCall = onCall;
+        this.attached = new Attachments(form, { read, onError: (message) => this.show("error", message) });
         this.model = "";
         this.messages = [];
         this.hasTemplate = true;
@@ -57,12 +70,14 @@ export class Chat {
     }
 
     async send() {
+        if (this.attached.numUnread > 0) await this.attached.allRead;
         const text = this.form.elements.text.value.trim();
-        if (!text || this.call) return;
+        if (this.call || !(text || this.attached.images.length)) return;
         this.form.elements.text.value = "";
+        const images = this.attached.take();
         const { messages } = this; // of this conversation: the user may clear it during the call
-        messages.push({ role: "user", content: text });
-        this.show("you", text);
+        messages.push({ role: "user", content: contentOf(text, images) });
+        this.show("you", text, { images });
         this.setBusy(new AbortController());
         try {
             await this.ask(messages, this.call.signal);
@@ -113,7 +128,7 @@ export class Chat {
         let [failure, isCut] = ["", false];
         const said = (index) => {
             if (!answers.has(index))
-                answers.set(index, { text: "", page: new Markdown(this.show("model", "", index)) });
+                answers.set(index, { text: "", page: new Markdown(this.show("model", "", { index })) });
             return answers.get(index);
         };
         try {
@@ -150,7 +165,7 @@ export class Chat {
         this.scroll();
     }
 
-    show(who, text, index = 0) {
+    show(who, text, { index = 0, images = [] } = {}) {
         const item = document.createElement("li");
         item.dataset.who = who;
         const name = document.createElement("b");
@@ -158,7 +173,7 @@ export class Chat {
             who === "model" && index ? `${this.model}, answer ${index + 1}` : who === "model" ? this.model : who;
         const body = document.createElement(who === "model" ? "div" : "p");
         body.append(text);
-        item.append(name, body);
+        item.append(name, ...images.map((image) => picture(image, { onload: () => this.scroll() })), body);
         this.transcript.append(item);
         this.scroll();
         return body;

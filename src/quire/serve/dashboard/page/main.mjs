@@ -100,6 +100,7 @@ class Page {
         const before = this.model?.hello;
         this.model = new Model(hello);
         this.chat.model = hello.model;
+        this.chat.attached.allow(hello.reads_images);
         document.title = `${hello.model} · quire`;
         find("model-name").textContent = hello.model;
         this.offerModels(hello);

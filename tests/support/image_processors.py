@@ -1,0 +1,86 @@
+"""The processors of transformers that compute with Pillow, for the folders of `tiny_images`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+
+class Qwen2VL:
+    """The processor of Qwen2-VL without videos, which transformers can make only with torchvision."""
+
+    def __init__(self, images: Any, tokenizer: Any) -> None:
+        self.images, self.tokenizer = images, tokenizer
+
+    def __call__(self, images: list[Image.Image], text: str, **options: Any) -> dict[str, Any]:
+        found = self.images(images, do_rescale=False, do_normalize=False)
+        merge, patch, start, tiles = self.images.merge_size, self.images.patch_size, 0, []
+        for _, rows, columns in found["image_grid_thw"]:
+            text = text.replace("<|image_pad|>", "<pad>" * (rows * columns // merge**2), 1)
+            patches = found["pixel_values"][start : start + rows * columns]
+            start += rows * columns
+            grid = patches.reshape(rows // merge, columns // merge, merge, merge, 3, 2, patch, patch)
+            assert np.array_equal(grid[..., 0, :, :], grid[..., 1, :, :])
+            tile = grid[..., 0, :, :].transpose(4, 0, 2, 5, 1, 3, 6)
+            tiles.append(tile.reshape(3, rows * patch, columns * patch))
+        ids = self.tokenizer([text.replace("<pad>", "<|image_pad|>")])["input_ids"]
+        return {"input_ids": ids, "pixel_values": tiles}
+
+    def inputs(self, images: list[Image.Image], text: str) -> dict[str, Any]:
+        """Return what the model takes."""
+        import torch
+
+        ids = torch.tensor(self(images, text)["input_ids"])
+        kinds = (ids == self.tokenizer.convert_tokens_to_ids("<|image_pad|>")).int()
+        return {"input_ids": ids, "mm_token_type_ids": kinds, **self.images(images, return_tensors="pt")}
+
+
+def processor(family: str, folder: Path) -> Any:
+    """Return the processor of transformers that computes with Pillow."""
+    import transformers
+
+    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
+    settings = json.loads((folder / "processor_config.json").read_text())
+    images: Any
+    if family == "SmolVLM":
+        from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+
+        images = Idefics3ImageProcessorPil.from_pretrained(folder)
+        return transformers.Idefics3Processor(images, tokenizer, image_seq_len=settings["image_seq_len"])
+    if family == "LLaVA":
+        from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+        from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil
+        from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
+
+        kinds = {"CLIP": CLIPImageProcessorPil, "Llava": LlavaImageProcessorPil, "Siglip": SiglipImageProcessorPil}
+        kind = json.loads((folder / "preprocessor_config.json").read_text())["image_processor_type"]
+        images = kinds[kind.removesuffix("ImageProcessor")].from_pretrained(folder)
+        patch = settings["patch_size"]
+        return transformers.LlavaProcessor(images, tokenizer, patch_size=patch, vision_feature_select_strategy="full")
+    if family == "Gemma 3":
+        from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+
+        names = {"boi": "<start_of_image>", "eoi": "<end_of_image>", "image": "<image_soft_token>"}
+        for name, text in names.items():
+            setattr(tokenizer, f"{name}_token", text)
+            setattr(tokenizer, f"{name}_token_id", tokenizer.convert_tokens_to_ids(text))
+        images = Gemma3ImageProcessorPil.from_pretrained(folder)
+        return transformers.Gemma3Processor(images, tokenizer, image_seq_length=settings["image_seq_length"])
+    if family == "Qwen2-VL":
+        from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+        return Qwen2VL(Qwen2VLImageProcessorPil.from_pretrained(folder), tokenizer)
+    from transformers.models.pixtral import image_processing_pil_pixtral
+
+    # PixtralProcessor takes one function from a module that needs torchvision; another module has it too
+    sys.modules.setdefault("transformers.models.pixtral.image_processing_pixtral", image_processing_pil_pixtral)
+    images = image_processing_pil_pixtral.PixtralImageProcessorPil.from_pretrained(folder)
+    merged = settings.get("spatial_merge_size", 1)
+    from transformers.models.pixtral.processing_pixtral import PixtralProcessor
+
+    return PixtralProcessor(images, tokenizer, patch_size=settings["patch_size"], spatial_merge_size=merged)
