@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import http.client
+import io
 import json
 import os
 import shutil
@@ -390,6 +391,12 @@ def give(page: Page, kind: str, *files: tuple[str, str, bytes]) -> None:
     page.evaluate(f"({GIVE})({json.dumps(kind)}, {json.dumps(field)}, {json.dumps(sent)})")
 
 
+def pixels(url: str) -> tuple[int, int, Any]:
+    """The size of the image in a data URL, and its first pixel."""
+    image = PIL.Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2])))
+    return image.width, image.height, image.getpixel((0, 0))
+
+
 def stats_of(server: RunningServer) -> EngineStats:
     """The numbers of an engine, once it has nothing to do."""
     server.wait_until_idle()
@@ -440,8 +447,12 @@ def test_images_are_pasted_dropped_and_removed_by_keyboard(
     page.wait_for(f"{IS_LIVE} && document.querySelector('[name=attach]').checkVisibility()")
     page.click("#chat-text")
     give(page, "paste", ("cat.png", "image/png", file_of(picture(90, 60, seed=1))))
-    give(page, "drop", ("dog.gif", "image/gif", file_of(picture(60, 90, "P", seed=2), "GIF")))
+    give(page, "drop", ("dog.gif", "image/gif", file_of(PIL.Image.new("RGBA", (60, 90)), "GIF")))
     page.wait_for(f"{NUM_ATTACHED} === 2")
+    cat, dog = page.evaluate("quire.chat.attached.images.map(({url}) => url)")
+    assert cat == data_url(file_of(picture(90, 60, seed=1)))
+    assert dog.startswith("data:image/jpeg;base64,")
+    assert pixels(dog) == (60, 90, (255, 255, 255)), "what is transparent is white, as for the server"
     page.press("Tab", shift=True)
     assert page.evaluate("document.activeElement.ariaLabel") == "Remove dog.gif"
     nodes = page.call("Accessibility.getFullAXTree")["nodes"]
@@ -494,6 +505,8 @@ def test_images_can_be_seen(
     page.wait_for("!quire.chat.call && quire.chat.messages.length === 2")
     give(page, "paste", *((f"{index}.png", "image/png", data) for index, data in enumerate((wide, tall, tiny) * 3)))
     page.wait_for(f"{NUM_ATTACHED} === 9")
+    page.press("Tab", shift=True)
+    page.evaluate("document.documentElement.dataset.drop = 'here'")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert page.evaluate(OVERFLOW) == []
     assert page.evaluate(CONTRAST) == []

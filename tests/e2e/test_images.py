@@ -15,6 +15,7 @@ import pytest
 from quire import LLM, AsyncLLM, SamplingParams
 from quire.core.errors import CheckpointError, InvalidRequestError
 from support.image_models import PREPARED, write_image_model
+from support.live_lines import LiveLines
 from support.server import RunningServer, running_server
 from support.tiny_images import asked_about, data_url, file_of, picture
 
@@ -127,6 +128,13 @@ def test_every_api_gives_the_answer_of_a_program(server: RunningServer, llm: LLM
     )
     assert tokens["tokens"] == list(output.prompt_token_ids)
     assert "vision" in ask(server, "/api/show", {"model": server.services.name})["capabilities"]
+
+
+def test_live_says_that_messages_may_have_images(server: RunningServer) -> None:
+    with LiveLines(server.port) as lines, running_server() as of_texts, LiveLines(of_texts.port) as others:
+        lines.until(lambda _: True)
+        others.until(lambda _: True)
+        assert (lines.hello["reads_images"], others.hello["reads_images"]) == (True, False)
 
 
 def test_a_stream_has_the_same_text(server: RunningServer, llm: LLM) -> None:

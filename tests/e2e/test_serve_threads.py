@@ -81,11 +81,11 @@ class SlowTexts:
             monkeypatch.setattr(Tokenizer, name, self._slow(getattr(Tokenizer, name)))
 
     def _slow(self, work: Any) -> Any:
-        def slow(tokenizer: Tokenizer, value: Any, **options: Any) -> Any:
+        def slow(tokenizer: Tokenizer, value: Any, *others: Any, **options: Any) -> Any:
             if len(str(value)) >= len(LONG):
                 self.num_begun += 1
                 assert self.leave.wait(60)
-            return work(tokenizer, value, **options)
+            return work(tokenizer, value, *others, **options)
 
         return slow
 

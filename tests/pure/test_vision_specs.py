@@ -42,6 +42,20 @@ SMOLVLM_256M: dict[str, Any] = {
     },
     "vocab_size": 49280,
 }
+SMOLVLM_2B: dict[str, Any] = {
+    **SMOLVLM_256M,
+    "image_token_id": 49153,
+    "scale_factor": 3,
+    "text_config": {
+        **{"head_dim": 64, "hidden_size": 2048, "intermediate_size": 8192, "max_position_embeddings": 16384},
+        **{"model_type": "llama", "num_attention_heads": 32, "num_hidden_layers": 24, "num_key_value_heads": 32},
+        **{"rms_norm_eps": 1e-05, "rope_theta": 273768.0, "vocab_size": 49155},
+    },
+    "vision_config": {
+        **{"hidden_size": 1152, "image_size": 384, "intermediate_size": 4304, "model_type": "idefics3"},
+        **{"num_attention_heads": 16, "num_hidden_layers": 27, "patch_size": 14},
+    },
+}
 LLAVA_7B: dict[str, Any] = {
     "architectures": ["LlavaForConditionalGeneration"],
     "ignore_index": -100,
@@ -184,6 +198,7 @@ LFM2_VL_450M: dict[str, Any] = {
 }
 PUBLISHED: dict[str, tuple[dict[str, Any], tuple[int, int], int, int]] = {
     "SmolVLM-256M-Instruct": (SMOLVLM_256M, (512, 512), 64, 256_484_928),
+    "SmolVLM-Instruct": (SMOLVLM_2B, (384, 384), 81, 2_246_272_880),  # 6 pixels are left out
     "llava-1.5-7b-hf": (LLAVA_7B, (336, 336), 576, 7_063_427_072 - 12_598_272),  # without the last layer and norm
     "pixtral-12b": (PIXTRAL_12B, (1024, 768), 3072, 12_682_739_712),
     "Mistral-Small-3.1-24B": (MISTRAL_SMALL_24B, (1540, 1540), 3025, 24_011_361_280),
@@ -290,7 +305,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "another text model": (SMOLVLM_256M, {"text_config__model_type": "mamba"}, "model_type is 'mamba'"),
     "a placeholder outside of the vocabulary": (SMOLVLM_256M, {"image_token_id": 49280}, "image_token_id is 49280"),
     "an odd grid": (SMOLVLM_256M, {"vision_config__image_size": 528}, "image_size is 528"),
-    "half a patch": (SMOLVLM_256M, {"vision_config__image_size": 520}, "image_size is 520"),
+    "no patch": (SMOLVLM_256M, {"vision_config__image_size": 15}, "image_size is 15"),
     "too many patches": (SMOLVLM_256M, {"vision_config__image_size": 4096}, "image_size is 4096"),
     "sizes of two kinds": (SMOLVLM_256M, {"vision_config__image_size": [512, 512]}, "image_size"),
     "four colours": (SMOLVLM_256M, {"vision_config__num_channels": 4}, "num_channels is 4"),

@@ -32,7 +32,7 @@ PREPARED: Final[dict[str, tuple[str, dict[str, Any], dict[str, Any]]]] = {
             **{"image_processor_type": "SiglipImageProcessor", "do_center_crop": None, "resample": 3},
             **{"size": {"height": TILE, "width": TILE}, "image_mean": [0.5] * 3, "image_std": [0.5] * 3},
         },
-        {"patch_size": 7, "vision_feature_select_strategy": "full"},
+        {"patch_size": 6, "vision_feature_select_strategy": "full"},
     ),
     "llava-pixtral": ("Pixtral", {"size": {"longest_edge": TILE}, "patch_size": 7}, {"patch_size": 7}),
     "mistral3": (

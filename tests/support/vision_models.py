@@ -53,7 +53,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "llava-siglip": {
         **{"architectures": ["LlavaForConditionalGeneration"], "image_token_index": 5, "text_config": TEXT},
         **{"vision_feature_layer": -1, "vision_feature_select_strategy": "full", "projector_hidden_act": "relu"},
-        "vision_config": {**EYE, "model_type": "siglip_vision_model"},
+        "vision_config": {**EYE, "model_type": "siglip_vision_model", "patch_size": 6},
     },
     "llava-pixtral": {
         **{"architectures": ["LlavaForConditionalGeneration"], "image_token_index": 5, "text_config": TEXT},

@@ -13,6 +13,7 @@ from quire.compute.models import ModelDescription
 from quire.compute.models.base import DecoderSpec
 from quire.compute.models.distances import num_distances
 from quire.compute.models.parts import Part
+from quire.compute.models.vision.spec import VisionSpec
 from quire.compute.native.images import native_memory
 from quire.compute.native.load import (
     NativeSettings,
@@ -22,9 +23,11 @@ from quire.compute.native.load import (
     kernels_for,
     load_parts,
 )
+from quire.compute.vision.encoder import largest_bytes
 from quire.compute.vision.weights import vision_bytes
 from quire.compute.weights.codes import coded_row_bytes, in_groups
 from quire.compute.weights.decoder_weights import NUMBER_BYTES, kept_type, weight_bytes
+from quire.compute.worker.image_queue import room_for
 from quire.core.config import ResolvedConfig
 from quire.core.errors import CheckpointError, InvalidConfigError
 from quire.core.executor import NoteLoaded
@@ -83,7 +86,7 @@ class NativeBackend:
             + (0 if model.vision is None else vision_bytes(model.vision, dtype, _kept(model))),
             activation_bytes=activation_bytes(model.spec, settings)
             + sum(activation_bytes(each.spec, settings.of_draft()) for each in models[1:])
-            + (0 if model.vision is None else native_memory(model.vision, dtype, settings.num_threads)),
+            + (0 if model.vision is None else _image_bytes(model.vision, model.spec, settings)),
             block_types=tuple(sorted(set(block_types.values()))),
             makes_vectors=True,
             reads_images=model.vision is not None,
@@ -152,3 +155,9 @@ def _stored_dtype(model: ModelDescription, name: str) -> str:
         if name in entries:
             return entries[name].dtype
     return STORED.get(model.dtype, "")
+
+
+def _image_bytes(vision: VisionSpec, text: DecoderSpec, settings: NativeSettings) -> int:
+    """Return the bytes for encoding an image, and for the rows of encoded ones."""
+    rows = room_for(largest_bytes(vision, text))
+    return native_memory(vision, settings.dtype, settings.num_threads) + rows

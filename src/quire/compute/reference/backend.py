@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from quire.compute.backend import LATENT_KV, BackendFacts, WorkerParts, adapter_bytes, needs_on_host
 from quire.compute.models import ModelDescription
 from quire.compute.models.base import DecoderSpec
+from quire.compute.models.vision.spec import VisionSpec
 from quire.compute.reference.images import reference_memory
 from quire.compute.reference.load import block_spec, load_parts
+from quire.compute.vision.encoder import largest_bytes
 from quire.compute.vision.weights import vision_bytes
 from quire.compute.weights.codes import in_groups
 from quire.compute.weights.decoder_weights import weight_bytes
 from quire.compute.weights.int4 import KV_ROUNDINGS
+from quire.compute.worker.image_queue import room_for
 from quire.core.config import ResolvedConfig
 from quire.core.errors import InvalidConfigError
 from quire.core.executor import NoteLoaded
@@ -55,7 +58,7 @@ class ReferenceBackend:
             + model.scorer_bytes
             + (0 if model.vision is None else vision_bytes(model.vision, "float32")),
             activation_bytes=sum(_activation_bytes(spec, config) for spec in specs)
-            + (0 if model.vision is None else reference_memory(model.vision)),
+            + (0 if model.vision is None else _image_bytes(model.vision, model.spec)),
             makes_vectors=True,
             reads_images=model.vision is not None,
             adapter_bytes=adapter_bytes(model, config, "float32"),
@@ -90,3 +93,8 @@ def _activation_bytes(spec: DecoderSpec, config: ResolvedConfig) -> int:
     per_token = 6 * spec.hidden_size + 3 * spec.most_intermediate + 4 * heads + inputs
     num_logits = config.max_num_seqs + MAX_PROMPT_LOGITS
     return 4 * (config.max_num_batched_tokens * per_token + 2 * num_logits * spec.vocab_size)
+
+
+def _image_bytes(vision: VisionSpec, text: DecoderSpec) -> int:
+    """Return about the bytes for encoding an image, and for the rows of encoded ones."""
+    return reference_memory(vision) + room_for(largest_bytes(vision, text))

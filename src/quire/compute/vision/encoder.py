@@ -20,6 +20,7 @@ from typing import Final, Protocol
 import numpy as np
 
 from quire.compute.arrays import FloatArray, IntArray
+from quire.compute.models.base import DecoderSpec
 from quire.compute.models.parts import NormKind, NormSpec
 from quire.compute.models.vision.spec import WINDOW_ROWS, Average, Join, Matrix, Norm, Step, VisionSpec
 from quire.compute.vision.patches import patch_rows, resized, tower_order
@@ -236,3 +237,9 @@ def cache_blocks(spec: VisionSpec) -> int:
 def shared_cache(spec: VisionSpec, kv_spec: KVCacheSpec) -> SharedCache:
     """Return the memory for the largest image; `kv_spec` is that of one layer."""
     return SharedCache(kv_spec, len(spec.tower.layers), cache_blocks(spec))
+
+
+def largest_bytes(spec: VisionSpec, text: DecoderSpec) -> int:
+    """Return the bytes of the rows of the largest image for the text model."""
+    num_rows = spec.patches.max_patches // spec.patches.merge**2
+    return num_rows * text.hidden_size * (1 + text.deep_rows) * np.dtype(np.float32).itemsize

@@ -22,7 +22,8 @@ def patch_rows(image: Image, spec: VisionSpec) -> FloatArray:
     patches = spec.patches
     rows, columns = patches.grid(image.height, image.width)
     pixels = np.frombuffer(image.pixels, np.uint8).reshape(image.height, image.width, CHANNELS)
-    numbers = normalised_levels(spec)[pixels, np.arange(CHANNELS)]
+    whole = pixels[: rows * patches.size, : columns * patches.size]
+    numbers = normalised_levels(spec)[whole, np.arange(CHANNELS)]
     # [rows, pixel rows, columns, pixel columns, colours]
     cut = numbers.reshape(rows, patches.size, columns, patches.size, CHANNELS)
     each = cut.transpose((0, 2, 1, 3, 4) if patches.colours_last else (0, 2, 4, 1, 3)).reshape(rows * columns, -1)

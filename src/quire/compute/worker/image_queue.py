@@ -19,7 +19,8 @@ from quire.core.images import Image
 from quire.core.request import CacheScope
 
 MAX_BYTES: Final = 128 << 20
-"""The memory for rows of encoded images: some hundred images of a small model, forty of 1,000 tokens of a 1B model."""
+IMAGES_KEPT: Final = 32
+"""There is memory for the rows of this many of the largest images, as far as they fit into `MAX_BYTES`."""
 
 Key = tuple[str, str, bytes]
 
@@ -75,6 +76,15 @@ class EncodedImages:
         while self._num_bytes > self._max_bytes and len(self._rows) > 1:
             _, dropped = self._rows.popitem(last=False)
             self._num_bytes -= dropped.nbytes
+
+
+def room_for(largest_bytes: int) -> int:
+    """Return the memory for rows of encoded images; the largest one takes `largest_bytes`. Pure.
+
+    >>> room_for(1 << 20), room_for(100 << 20), room_for(200 << 20)
+    (33554432, 134217728, 209715200)
+    """
+    return max(largest_bytes, min(MAX_BYTES, IMAGES_KEPT * largest_bytes))
 
 
 def key_of(image: Image, scope: CacheScope) -> Key:

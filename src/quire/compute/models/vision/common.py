@@ -94,8 +94,9 @@ def square_patches(config: ConfigFile, prefix: str, merge: int, *, first: str = 
     require_colours(config)
     size, image_size = config.size("patch_size", high=MAX_PATCH_SIZE), config.size("image_size", high=MAX_IMAGE_SIZE)
     side = image_size // size
-    if image_size % size or side % merge or side**2 > MAX_PATCHES:
-        raise config.error("image_size", f"a multiple of {merge} × {size}, with at most {MAX_PATCHES} patches")
+    if not side or side % merge or side**2 > MAX_PATCHES:
+        allowed = f"at most {MAX_PATCHES} patches of {size} pixels, a multiple of {merge} per side"
+        raise config.error("image_size", allowed)
     stem = prefix + "patch_embedding"
     shape = (config.size("hidden_size"), CHANNELS, size, size)
     matrix = Matrix(f"{stem}.weight", shape, f"{stem}.bias" if bias else "")

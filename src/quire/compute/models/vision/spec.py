@@ -108,7 +108,8 @@ class Patches:
     of an image, to be added; empty: none. With `positions_side`, the table is a square with this many rows and columns,
     which is resized to the grid of an image; with `positions_reach_edges` so that its corners stay corners. `first`:
     the name of a vector that is a row before all patches, with the first row of the table; empty: none. `image_size`:
-    the height and width of every image, None: multiples of `merge` patches. An image has at most `max_patches`.
+    the height and width of every image, of which pixels after the last whole patch are left out; None: multiples of
+    `merge` patches. An image has at most `max_patches`.
     `window`: the patches per side of a window, a multiple of `merge`; None: the tower has no windows.
     """
 
@@ -149,8 +150,8 @@ class Patches:
         """Return the rows and columns of patches of an image; raises unless its size is allowed."""
         unit = self.size * self.merge
         rows, columns = height // self.size, width // self.size
-        fits = (height, width) == (self.image_size,) * 2 if self.image_size is not None else True
-        if not fits or height % unit or width % unit or not 0 < rows * columns <= self.max_patches:
+        fits = height % unit == 0 == width % unit if self.image_size is None else height == width == self.image_size
+        if not fits or not 0 < rows * columns <= self.max_patches:
             raise InvariantError(f"an image of {height} × {width} pixels is not one of those that the model takes")
         return rows, columns
 
