@@ -821,8 +821,9 @@ void test_latents(const Kernels& kernels, KvType type, int group, const Bend& be
                 for (int d = 0; d < kWidth; ++d) score += static_cast<double>(query[d]) * latent[d];
                 score *= 0.2;
                 if (bend.soft_cap != 0.0F) score = bend.soft_cap * std::tanh(score / bend.soft_cap);
-                total += std::exp(score);
-                for (int d = 0; d < kRank; ++d) sums[d] += std::exp(score) * latent[d];
+                const double weight = std::exp(score);
+                total += weight;
+                for (int d = 0; d < kRank; ++d) sums[d] += weight * latent[d];
             }
             for (int d = 0; d < kRank; ++d) {
                 const float found = rows[static_cast<std::size_t>(position) * width + head * kRank + d];

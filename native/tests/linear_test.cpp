@@ -83,6 +83,18 @@ void make_plain_codes(StoredType type, const float* numbers, int num_inputs, Cod
     }
 }
 
+// A row of inputs, and what the groups of 32 of them are as int8.
+struct InputRow {
+    InputRow(const float* row, int num_inputs) : numbers(row) {
+        for (int first = 0; first < num_inputs; first += quire::kRowGroup) {
+            groups.emplace_back(std::vector<float>(row + first, row + std::min(first + quire::kRowGroup, num_inputs)));
+        }
+    }
+
+    const float* numbers;
+    std::vector<quire::testing::Quantized> groups;
+};
+
 // The products of the inputs of a row that share a scale.
 struct GroupProduct {
     float row_scale, scale, minimum;
@@ -144,15 +156,14 @@ struct Matrix {
     const char* name() const { return quire::testing::name_of(view.type); }
 
     // The groups of up to 256 inputs.
-    std::vector<GroupProduct> groups_of(const float* row, int output, int start) const {
+    std::vector<GroupProduct> groups_of(const InputRow& row, int output, int start) const {
         const quire::Coding& coding = view.coding;
         const CodedInputs& codes = coded[output][start / quire::kCodedInputs];
         const int middle = middle_of(coding);
         std::vector<GroupProduct> groups;
         for (int i = start; i < std::min(start + quire::kCodedInputs, view.num_inputs); i += coding.group) {
             const int first = i / quire::kRowGroup * quire::kRowGroup;
-            const quire::testing::Quantized numbers(
-                std::vector<float>(row + first, row + std::min(first + quire::kRowGroup, view.num_inputs)));
+            const quire::testing::Quantized& numbers = row.groups[i / quire::kRowGroup];
             GroupProduct group = {numbers.scale, scale_of(codes.scales, i - start), 0.0F, 0, 0};
             if (coding.minimums) group.minimum = scale_of(codes.minimums, i - start);
             for (int k = i; k < std::min(i + coding.group, view.num_inputs); ++k) {
@@ -165,7 +176,7 @@ struct Matrix {
     }
 
     // The product with a row, and the largest error of a float sum.
-    double product(const float* row, int output, double* bound) const {
+    double product(const InputRow& row, int output, double* bound) const {
         double total = view.bias == nullptr ? 0.0 : bias[output], size = std::fabs(total);
         const auto add = [&](double term) {
             total += term;
@@ -180,7 +191,7 @@ struct Matrix {
             }
         } else {
             for (int i = 0; i < view.num_inputs; ++i) {
-                add(static_cast<double>(arithmetic.taken(row[i])) * value(output, i));
+                add(static_cast<double>(arithmetic.taken(row.numbers[i])) * value(output, i));
             }
         }
         *bound = size * (view.num_inputs + 4) * kRounding;
@@ -188,7 +199,7 @@ struct Matrix {
     }
 
     // The product, added up as the kernels do.
-    float exact_product(const float* row, int output) const {
+    float exact_product(const InputRow& row, int output) const {
         float sum = 0.0F;
         if (view.type == NumberType::kCoded) {
             for (int start = 0; start < view.num_inputs; start += quire::kCodedInputs) {
@@ -203,7 +214,9 @@ struct Matrix {
             }
             return view.bias == nullptr ? sum : sum + bias[output];
         }
-        const auto add = [&](float& to, int i) { to = arithmetic.add(to, arithmetic.taken(row[i]), value(output, i)); };
+        const auto add = [&](float& to, int i) {
+            to = arithmetic.add(to, arithmetic.taken(row.numbers[i]), value(output, i));
+        };
         const int together = arithmetic.tiles ? 32 : arithmetic.together;
         for (int start = 0; start < view.num_inputs; start += together) {
             const int end = std::min(start + together, view.num_inputs);
@@ -453,8 +466,9 @@ void test_blocks(const Kernels& kernels, StoredType type) {
             const Rows from{input.data(), num_inputs}, to{output.data(), stride};
             multiply(kernels, matrix.view, from, to, whole(matrix, num_rows), false);
             for (int r = 0; r < num_rows; ++r) {
+                const InputRow inputs(from.row(r), num_inputs);
                 for (int column = 0; column < shape.num_outputs; ++column) {
-                    const float expected = matrix.exact_product(from.row(r), column);
+                    const float expected = matrix.exact_product(inputs, column);
                     expect(to.row(r)[column] == expected, "%s block type %d: row %d of %d, column %d: %g, not %g",
                            kernels.name, static_cast<int>(type), r, num_rows, column, to.row(r)[column], expected);
                 }
@@ -520,9 +534,10 @@ void test_linear(const Kernels& kernels, StoredType type) {
                 multiply(kernels, matrix.view, from, to_twice, whole(matrix, num_rows), true);
                 expect_edges(kernels, matrix, twice, num_rows, 0.0F);
                 for (int row = 0; row < num_rows; ++row) {
+                    const InputRow inputs(from.row(row), shape.num_inputs);
                     for (int column = 0; column < shape.num_outputs; ++column) {
                         double bound;
-                        const double expected = matrix.product(from.row(row), column, &bound);
+                        const double expected = matrix.product(inputs, column, &bound);
                         const float once = to.row(row)[column];
                         expect(std::fabs(once - expected) <= bound,
                                "%s %s: %d x %d, row %d of %d, column %d: %g, not %g", kernels.name, matrix.name(),
@@ -550,8 +565,9 @@ void test_order_of_sums(const Kernels& kernels, StoredType type) {
             multiply(kernels, matrix.view, from, to, whole(matrix, num_rows), false);
             expect_edges(kernels, matrix, output, num_rows, 0.0F);
             for (int row = 0; row < num_rows; ++row) {
+                const InputRow inputs(from.row(row), shape.num_inputs);
                 for (int column = 0; column < shape.num_outputs; ++column) {
-                    const float expected = matrix.exact_product(from.row(row), column);
+                    const float expected = matrix.exact_product(inputs, column);
                     expect(to.row(row)[column] == expected, "%s %s: %d x %d, row %d of %d, column %d: %g, not %g",
                            kernels.name, matrix.name(), shape.num_outputs, shape.num_inputs, row, num_rows, column,
                            to.row(row)[column], expected);
@@ -601,10 +617,11 @@ void test_gated_linear(const Kernels& kernels, StoredType type) {
                 multiply_gated(kernels, gate.view, up.view, from, to, whole(gate, num_rows), activation);
                 expect_edges(kernels, gate, output, num_rows, 0.0F);
                 for (int row = 0; row < num_rows; ++row) {
+                    const InputRow inputs(from.row(row), shape.num_inputs);
                     for (int column = 0; column < shape.num_outputs; ++column) {
                         double gate_bound, up_bound;
-                        const double gated = gate.product(from.row(row), column, &gate_bound);
-                        const double raised = factor_of(up.product(from.row(row), column, &up_bound), activation);
+                        const double gated = gate.product(inputs, column, &gate_bound);
+                        const double raised = factor_of(up.product(inputs, column, &up_bound), activation);
                         const double share = active(gated, activation), expected = share * raised;
                         // No activation is steeper than 1.2; its own error is a few roundings of its input.
                         const double share_bound = 1.2 * gate_bound + 8 * kRounding * std::fabs(gated);

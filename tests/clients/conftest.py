@@ -49,6 +49,18 @@ def long_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
+def image_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a server of a small model with random weights that reads images, named "eye"."""
+    folder = tmp_path_factory.mktemp("models") / "eye"
+    tests = Path(__file__).parents[1]
+    code = "import pathlib, sys, support.image_models as made; made.write_image_model(pathlib.Path(sys.argv[1]))"
+    python = str(Path(os.environ["QUIRE_COMMAND"]).with_name("python"))
+    subprocess.run([python, "-c", code, str(folder)], check=True, env=os.environ | {"PYTHONPATH": str(tests)})
+    with _served(model=str(folder)) as address:
+        yield address
+
+
+@pytest.fixture(scope="session")
 def base_url(server: str) -> str:
     """What clients call the base URL."""
     return f"{server}/v1"

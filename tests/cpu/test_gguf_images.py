@@ -12,13 +12,17 @@ from quire.compute.arrays import FloatArray
 from quire.compute.gguf.source import GgufFile
 from quire.compute.models import ModelDescription, read_model
 from quire.compute.models.source import ModelFolder
+from quire.compute.native.backend import NativeBackend
+from quire.compute.native.images import NativeProducts, NativeTower
 from quire.compute.native.load import NativeSettings, load_parts
 from quire.compute.reference.load import load_parts as load_reference
-from support.gguf_projectors import write_pair
-from support.vision_models import SETTINGS, random_image, vision_of, write_vision_model
+from quire.compute.vision.encoder import TowerEncoder
+from quire.core.config import EngineConfig
+from support.gguf_projectors import write_pair, write_projector
+from support.vision_models import SETTINGS, SIZES, random_image, vision_of, write_vision_model
 from support.vision_models import rows_of as encoder_rows
 
-NAMES = ["idefics3", "smolvlm", "llava-clip", "llava-siglip"]
+NAMES = [name for name in SETTINGS if name != "qwen3-vl-moe"]  # whose text model has no GGUF files here
 
 
 def pair_of(
@@ -31,12 +35,12 @@ def pair_of(
     return read_model(ModelFolder(folder)), read_model(GgufFile(text, image_encoder=projector))
 
 
-def rows_of(model: ModelDescription, dtype: str = "float32") -> list[FloatArray]:
+def rows_of(name: str, model: ModelDescription, dtype: str = "float32") -> list[FloatArray]:
     encoders = [load_parts(model, NativeSettings(dtype=dtype), num_blocks=1).image_encoder]
     if dtype == "float32":
         encoders.append(load_reference(model, block_size=16, num_blocks=1).image_encoder)
-    image = random_image(vision_of(model), 56, 56)
-    return [encoder_rows(encoder, image) for encoder in encoders if encoder is not None]
+    images = [random_image(vision_of(model), height, width) for height, width in SIZES[name]]
+    return [encoder_rows(encoder, image) for encoder in encoders if encoder is not None for image in images]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -44,7 +48,7 @@ def rows_of(model: ModelDescription, dtype: str = "float32") -> list[FloatArray]
 def test_rows_are_those_of_the_folder(tmp_path: Path, name: str, dtype: str) -> None:
     kind = "F32" if dtype == "float32" else "BF16"
     folder, pair = pair_of(tmp_path, name, kind, kind)
-    for expected, rows in zip(rows_of(folder, dtype), rows_of(pair, dtype), strict=True):
+    for expected, rows in zip(rows_of(name, folder, dtype), rows_of(name, pair, dtype), strict=True):
         np.testing.assert_array_equal(rows, expected)
 
 
@@ -52,7 +56,7 @@ def test_rows_are_those_of_the_folder(tmp_path: Path, name: str, dtype: str) -> 
 @pytest.mark.parametrize("name", NAMES)
 def test_rows_of_narrower_matrices_are_near(tmp_path: Path, name: str, kind: str) -> None:
     folder, pair = pair_of(tmp_path, name, kind)
-    for expected, rows in zip(rows_of(folder), rows_of(pair), strict=True):
+    for expected, rows in zip(rows_of(name, folder), rows_of(name, pair), strict=True):
         error = np.abs(rows - expected).mean() / np.abs(expected).mean()
         assert 0 < error < (0.01 if kind == "F16" else 0.1)
 
@@ -61,3 +65,29 @@ def test_settings_are_those_of_the_folder(tmp_path: Path) -> None:
     folder, pair = pair_of(tmp_path, "idefics3")
     assert vision_of(pair).tower == vision_of(folder).tower and vision_of(pair).connector == vision_of(folder).connector
     assert replace(vision_of(pair), prefixes=()) == replace(vision_of(folder), prefixes=())
+
+
+def test_queries_keys_and_values_of_qwen3_vl_may_be_apart(tmp_path: Path) -> None:
+    folder, pair = pair_of(tmp_path, "qwen3-vl")
+    encoder = write_projector(tmp_path / "folder", tmp_path / "apart.gguf", splits=True)
+    apart = read_model(GgufFile(pair.source.weight_paths()[0], image_encoder=encoder))
+    for expected, rows in zip(rows_of("qwen3-vl", folder), rows_of("qwen3-vl", apart), strict=True):
+        np.testing.assert_array_equal(rows, expected)
+
+
+@pytest.mark.parametrize("kind", ["F16", "Q8_0"])
+@pytest.mark.parametrize("name", ["idefics3", "lfm2-vl", "qwen2-5-vl", "qwen3-vl"])
+def test_the_memory_of_an_encoder_is_expected(tmp_path: Path, name: str, kind: str) -> None:
+    _, pair = pair_of(tmp_path, name, kind)
+    config = EngineConfig(dtype="float32").resolved()
+    planned, text = (NativeBackend.of(config, each).facts for each in (pair, replace(pair, vision=None)))
+    encoder = load_parts(pair, NativeSettings(dtype="float32"), num_blocks=1).image_encoder
+    assert isinstance(encoder, TowerEncoder)
+    tower, products, weights = encoder._tower, encoder._products, encoder._weights
+    assert isinstance(tower, NativeTower)
+    assert isinstance(products, NativeProducts)
+    around = [each for part in weights.norms.values() for each in (part.weight, part.bias) if each is not None]
+    around += [each for each in (weights.positions, weights.first) if each is not None]
+    held = tower.decoder.weight_bytes + products.num_bytes + sum(4 * each.size for each in around)
+    expected = planned.weight_bytes - text.weight_bytes
+    assert expected <= held <= 1.2 * expected  # panels are padded

@@ -84,6 +84,24 @@ def test_given_rows_replace_embedded_tokens(folder: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", _native.kernel_names())
+def test_the_first_layers_get_rows_of_their_own(folder: Path, name: str) -> None:
+    settings = replace(FLOAT32, num_threads=2, instruction_set=name)
+    spec = replace(read_model(ModelFolder(folder)).spec, deep_rows=2)
+    wide = np.random.default_rng(1).normal(size=(spec.vocab_size, 3 * spec.hidden_size)).astype(np.float32)
+    changed = logits_of(NativeRun(folder, settings=settings, spec=spec), wide)
+    again = logits_of(NativeRun(folder, settings=settings, spec=spec), wide, chunks=(3, 20))
+    assert changed.tobytes() == again.tobytes()
+    np.testing.assert_allclose(changed, logits_of(ReferenceRun(folder, spec=spec), wide), rtol=2e-4, atol=2e-4)
+    nothing = wide.copy()
+    nothing[:, spec.hidden_size :] = 0
+    plain = logits_of(NativeRun(folder, settings=settings), np.ascontiguousarray(wide[:, : spec.hidden_size]))
+    assert np.array_equal(logits_of(NativeRun(folder, settings=settings, spec=spec), nothing), plain)
+    assert not np.allclose(changed[1:], plain[1:])
+    with pytest.raises(ExecutionError, match="given rows"):
+        logits_of(NativeRun(folder, spec=spec), np.ascontiguousarray(wide[:, : spec.hidden_size]))
+
+
+@pytest.mark.parametrize("name", _native.kernel_names())
 def test_coordinates_turn_the_frequencies_of_their_axes(folder: Path, name: str) -> None:
     settings = replace(FLOAT32, num_threads=2, instruction_set=name)
     spec = with_axes(read_model(ModelFolder(folder)).spec)

@@ -11,6 +11,7 @@ import pytest
 
 from quire import _native
 from quire.compute.arrays import FloatArray
+from quire.compute.backend import WorkerParts
 from quire.compute.models import ModelDescription, read_model
 from quire.compute.models.source import ModelFolder
 from quire.compute.native.backend import NativeBackend
@@ -36,6 +37,11 @@ def reference(model: ModelDescription) -> TowerEncoder:
 
 def native(model: ModelDescription, settings: NativeSettings = FLOAT32) -> TowerEncoder:
     return of(load_native(model, settings, num_blocks=1).image_encoder)
+
+
+def reference_of_text(folder: Path) -> WorkerParts:
+    """Return the parts of a model that is read without its encoder."""
+    return load_reference(read_model(ModelFolder(folder), images=False), block_size=16, num_blocks=1)
 
 
 def of(encoder: object) -> TowerEncoder:
@@ -125,18 +131,22 @@ def test_a_checkpoint_of_another_encoder_is_refused(name: str, tmp_path: Path) -
     model = read_model(ModelFolder(write_vision_model(tmp_path, SETTINGS[name])))
     checkpoint, vision = Checkpoint.open(tmp_path), vision_of(model)
     whole = {key: checkpoint.tensor(key).copy() for key in checkpoint.entries}
-    matrix, layer = vision.patches.matrix.weight, next(key for key in whole if "fc1.weight" in key or "up_proj" in key)
+    prefix, matrix = vision.prefixes[0], vision.patches.matrix.weight
+    layer = next(
+        key for key in whole if key.startswith(prefix) and any(end in key for end in ("fc1.weight", "up_proj"))
+    )
     for changed, problem in (
         ({key: each for key, each in whole.items() if key != matrix}, "missing"),
         ({**whole, matrix: whole[matrix][1:]}, "shape"),
         ({**whole, layer: whole[layer][1:]}, "wrong shape"),
-        ({**whole, f"{vision.prefixes[0]}other.weight": whole[matrix]}, "extra"),
+        ({**whole, f"{prefix}other.weight": whole[matrix]}, "extra"),
     ):
         write_model_weights(tmp_path, changed)
         broken = read_model(ModelFolder(tmp_path))
         for load in (reference, native):
-            with pytest.raises(CheckpointError, match=problem):
+            with pytest.raises(CheckpointError, match=f"{problem}.*; with --mmproj none, the model reads texts only"):
                 load(broken)
+        assert reference_of_text(tmp_path).image_encoder is None
 
 
 def test_an_image_of_another_size_is_a_mistake(tmp_path: Path) -> None:

@@ -82,9 +82,12 @@ def test_kv_memory_is_taken_at_the_start_while_idle_or_as_it_is_used(
 
 @pytest.fixture(scope="module")
 def larger(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a larger model, whose weights are stored in one way or another."""
+    """The folder of a larger model, whose weights are stored in one way or another; written once for each way."""
+    folder = tmp_path_factory.getbasetemp() / f"larger-{request.param}"
+    if folder.exists():
+        return folder
+    folder.mkdir()
     settings = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 24}
-    folder = tmp_path_factory.mktemp(request.param)
     return write_tiny_qwen3(folder, settings=settings, dtype=request.param, num_shards=2)
 
 

@@ -92,6 +92,12 @@ def run_script(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 # ---- commands -------------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture(autouse=True)
+def measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measure the machine's arithmetic once, not as often as fits into a time: no test asks how exact it is."""
+    monkeypatch.setattr("quire.cli.machine_limits.ARITHMETIC_S", 0.0)
+
+
 def bench(*arguments: str | Path, folder: Path) -> dict[str, Any]:
     """Run a benchmark; return what it wrote as JSON."""
     path = folder / "found.json"

@@ -12,6 +12,7 @@ import pytest
 from quire import cli
 from quire.compute.models.hub import SETTINGS, WANTED
 from support.gguf_models import write_gguf
+from support.image_models import write_image_model
 from support.model_stores import COMMIT, OLDER, VARIABLES, add_file, add_to_hub, add_to_ollama
 from support.quantized_models import write_quantized
 from support.tiny_checkpoint import write_tiny_llama, write_tiny_qwen3
@@ -69,6 +70,15 @@ def test_the_type_of_a_quantised_folder_is_its_method(models: Command, home: Pat
     status, out, _ = models()
     (row,) = (line.split() for line in out.splitlines() if line.startswith("org/quantised"))
     assert (status, row[-3:]) == (0, ["AWQ", "hub", "yes"])
+
+
+def test_the_list_says_which_models_read_images(models: Command, home: Path) -> None:
+    made, snapshot = write_image_model(home / "made"), add_to_hub(home, "org/eye")
+    for path in made.iterdir():
+        add_file(snapshot, path.name, path.read_bytes())
+    status, out, _ = models()
+    (row,) = (line for line in out.splitlines() if line.startswith("org/eye"))
+    assert (status, row.endswith("yes, reads images")) == (0, True)
 
 
 def test_the_list_as_json_has_a_line_for_each_model(models: Command, home: Path) -> None:

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import base64
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image as pillow
 
 from quire import LLM, SamplingParams
 from quire.core.errors import CheckpointError
 from support.gguf_projectors import write_pair
-from support.image_models import write_image_model
+from support.image_models import PREPARED, write_image_model
 from support.server import running_server
 from support.tiny_images import asked_about, data_url, file_of, picture
+from support.vision_models import SETTINGS
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 CAT, DOG = (file_of(picture(90, 60, seed=seed)) for seed in (1, 2))
+COMPLETE = [name for name in PREPARED if name not in ("lfm2-vl", "qwen3-vl-moe")]
+"""Models whose files have all settings: not sizes of tiles, nor a text model that quire does not read."""
 SQUARE = file_of(picture(60, 60, seed=3))
 
 
@@ -48,14 +53,51 @@ def test_a_pair_answers_as_its_folder(folder: Path, pair: tuple[Path, Path]) -> 
         assert f"image encoder: {pair[1]}" in str(llm.report)
 
 
-def test_a_pair_of_llava_answers_as_its_folder(tmp_path: Path) -> None:
-    folder = write_image_model(tmp_path / "folder", "llava-clip")
+@pytest.mark.parametrize("name", COMPLETE)
+def test_pairs_of_all_kinds_answer_as_their_folders(tmp_path: Path, name: str) -> None:
+    folder = write_image_model(tmp_path / "folder", name)
+    config = json.loads((folder / "config.json").read_text())
+    config["projector_hidden_act"] = "gelu"  # files have no other
+    if name == "gemma3":
+        config["text_config"] |= {"query_pre_attn_scalar": 16, "layer_types": ["sliding_attention"] * 3}  # as in files
+    (folder / "config.json").write_text(json.dumps(config))
+    text, _ = write_pair(folder, tmp_path / "gguf")
+    image = SQUARE if name.startswith("llava") else CAT
+    with opened(folder) as llm:
+        expected = answers(llm, image)
+    with opened(text) as llm:
+        assert answers(llm, image) == expected
+
+
+def test_a_pair_of_lfm2_answers_as_a_folder_with_the_usual_tiles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its files have no sizes of tiles, which are those of all published models."""
+    usual = {
+        "encoder_patch_size": 8,
+        "tile_size": 512,
+        "min_image_tokens": 64,
+        "max_image_tokens": 256,
+        "max_tiles": 10,
+    }
+    monkeypatch.setitem(PREPARED, "lfm2-vl", ("LFM2-VL", usual, {}))
+    vision = SETTINGS["lfm2-vl"]["vision_config"] | {"patch_size": 8}
+    monkeypatch.setitem(SETTINGS, "lfm2-vl", SETTINGS["lfm2-vl"] | {"vision_config": vision})
+    folder = write_image_model(tmp_path / "folder", "lfm2-vl")
     text, _ = write_pair(folder, tmp_path / "gguf")
     with opened(folder) as llm:
-        expected = answers(llm, SQUARE)
+        expected = answers(llm, CAT)
     with opened(text) as llm:
-        assert answers(llm, SQUARE) == expected
-        assert len(answers(llm, CAT)[0][0]) == len(expected[0][0])  # padded to a square
+        assert answers(llm, CAT) == expected
+
+
+def test_images_for_llava_are_padded_to_a_square(tmp_path: Path) -> None:
+    text, _ = write_pair(write_image_model(tmp_path / "folder", "llava-clip"), tmp_path / "gguf")
+    wide = picture(120, 40, seed=4)
+    square = pillow.new("RGB", (120, 120), (122, 116, 104))
+    square.paste(wide, (0, 40))
+    with opened(text) as llm:
+        assert answers(llm, file_of(wide)) == answers(llm, file_of(square)) != answers(llm, SQUARE)
 
 
 def test_without_the_image_encoder_a_model_reads_text_only(pair: tuple[Path, Path]) -> None:

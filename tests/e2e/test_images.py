@@ -194,6 +194,13 @@ def test_many_clients_send_images_at_once(server: RunningServer, llm: LLM) -> No
     assert server.services.images.held_bytes == 0
 
 
+def test_an_image_encoder_that_makes_too_few_rows_is_refused(tmp_path: Path) -> None:
+    write_image_model(tmp_path)
+    (tmp_path / "processor_config.json").write_text('{"image_seq_len": 1}')
+    with pytest.raises(CheckpointError, match="an image encoder that takes usual images"):
+        LLM(tmp_path, kv_memory="8MiB")
+
+
 def test_a_folder_can_be_read_without_its_image_encoder(folder: Path) -> None:
     with LLM(folder, kv_memory="8MiB", num_threads=2, mmproj="none") as llm:
         assert "reads images" not in str(llm.report)

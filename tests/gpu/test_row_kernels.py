@@ -93,6 +93,8 @@ def activated(numbers: torch.Tensor, activation: Activation) -> torch.Tensor:
         return exact / (1 + torch.exp(-exact))
     if activation is Activation.GELU:
         return exact * torch.special.ndtr(exact)
+    if activation is Activation.QUICK_GELU:
+        return exact * torch.sigmoid(1.702 * exact)
     if activation is Activation.CLAMPED_SWIGLU:
         return exact.clamp(max=7) * torch.sigmoid(1.702 * exact.clamp(max=7))
     cubic = exact + 0.044715 * exact**3

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from quire.core.errors import InvalidRequestError
+from quire.core.errors import InvalidRequestError, RequestTooLargeError
+from quire.core.request import Request
+from quire.core.validate import validate_length
 from quire.engine.text.chat_template import ChatOptions
 from quire.engine.text.prompts import IMAGE_TOKENS, Encoded, encode_prompt, estimated_tokens
 from quire.engine.text.tenant_pool import TenantPool
@@ -29,7 +31,7 @@ from quire.serve.tenants import ANYBODY
 from quire.serve.translate import message_blocks, ollama, ollama_messages, response_input
 from quire.serve.translate.messages import messages_request
 from quire.serve.translate.responses import response_request
-from support.idle_services import DEFAULTS, services
+from support.idle_services import DEFAULTS, LIMITS, services
 from support.tiny_images import asked_about, data_url, file_of, open_tokenizer, picture, write_folder
 
 SMALL = file_of(picture(40, 30))
@@ -254,3 +256,15 @@ def test_a_prompt_with_images_is_never_cut(smolvlm: Tokenizer, tmp_path: Path) -
     assert encode_prompt(prompt, None) is prompt
     with pytest.raises(InvalidRequestError, match="no image can be cut"):
         ready(50)
+
+
+def test_a_prompt_that_is_too_long_names_the_tokens_of_its_images(smolvlm: Tokenizer) -> None:
+    prompt = encode_prompt(asked_about(DATA, DATA), smolvlm)
+    request = Request("r", prompt.token_ids, DEFAULTS)
+    request.images = prompt.images
+    with pytest.raises(RequestTooLargeError) as caught:
+        validate_length(request, LIMITS)
+    num_tokens = len(prompt.token_ids)
+    assert str(caught.value).startswith(
+        f"the prompt has {num_tokens} tokens, 130 of them for images; this model's maximum"
+    )

@@ -8,6 +8,7 @@ import json
 import struct
 import subprocess
 import sys
+import weakref
 import zlib
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from quire.engine.images import decoding, reader
 from quire.engine.images.decoding import decoded, opened
 from quire.engine.images.parts import SentImage, has_images, take_images
 from quire.engine.images.reader import ImageReader
+from quire.engine.images.settings import MOST_PATCHES
 from quire.engine.text.chat_template import ChatOptions, ChatTemplate
 from quire.engine.text.content_form import ContentForm, form_of
 from quire.engine.text.prompts import Encoded, encode_chat, encode_prompt
@@ -276,6 +278,8 @@ def test_a_template_of_texts_gets_the_image_in_its_place(tmp_path: Path) -> None
     text = tokenizer.decode(found.token_ids, skip_special_tokens=False)
     around, whole = "<fake_token_around_image>", "<global-img>" + "<image>" * 5
     assert text == f"<|im_start|>{around}{whole}{around}\n<image>?<end_of_utterance>"
+    alone = encode_prompt([{"role": "user", "content": asked_about(SMALL)[0]["content"][:1]}], tokenizer)
+    assert tokenizer.decode(alone.token_ids, skip_special_tokens=False) == text.replace("<image>?", "")
 
 
 @pytest.mark.parametrize(
@@ -293,6 +297,15 @@ def test_a_template_of_texts_gets_the_image_in_its_place(tmp_path: Path) -> None
 )
 def test_the_form_of_contents_is_found_by_a_trial(source: str, form: ContentForm) -> None:
     assert form_of(ChatTemplate(source, {}), "<image>") is form
+
+
+def test_a_template_that_takes_no_texts_gets_parts_even_without_images(tmp_path: Path, smolvlm: Tokenizer) -> None:
+    """Else a model whose images an engine does not read would be asked nothing at all."""
+    write_folder(tmp_path, "SmolVLM")
+    tokenizer = Tokenizer.open(ModelFolder(tmp_path), vocab_size=512)
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes"}]
+    assert encode_prompt(messages, tokenizer) == encode_prompt(messages, smolvlm)
+    assert "Hi" in tokenizer.decode(tokenizer.encode_chat(messages))
 
 
 def test_an_image_that_the_template_does_not_write_is_refused(tmp_path: Path) -> None:
@@ -324,6 +337,19 @@ def test_images_have_limits(smolvlm: Tokenizer, tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(reader, "MAX_ALL_PIXELS", 3 * 1200)
     encode_prompt(asked_about(*[SMALL] * 3), smolvlm)
     assert "images of at most 3,600 pixels" in str(refusal(lambda: encode_prompt(asked_about(*[SMALL] * 4), smolvlm)))
+
+
+def test_one_image_of_a_request_is_decoded_at_a_time(smolvlm: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[weakref.ref[Image.Image]] = []
+
+    def watched(image: Image.Image, where: str) -> Image.Image:
+        assert not [each for each in begun if each() is not None], "another one still has its pixels"
+        begun.append(weakref.ref(image))
+        return decoded(image, where)
+
+    monkeypatch.setattr(reader, "decoded", watched)
+    encode_prompt(asked_about(*[SMALL] * 3), smolvlm)
+    assert len(begun) == 3
 
 
 def test_the_resized_pixels_of_a_request_are_bounded(smolvlm: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -461,6 +487,17 @@ def test_qwen_keeps_the_shape_of_an_image(tmp_path: Path) -> None:
     assert [(each.height, each.width, each.num_tokens) for each in found.images] == [(56, 84, 6)]
     with pytest.raises(InvalidRequestError, match="an image at most 200 times as long as wide"):
         prompt_of(tmp_path, "Qwen2-VL", picture(201, 1))
+
+
+def test_an_image_is_resized_to_what_the_encoder_takes(tmp_path: Path) -> None:
+    """Qwen2-VL may have 65,536 patches, of which the encoder here takes a quarter: a photo must not be refused."""
+    write_folder(tmp_path, "Qwen2-VL", max_pixels=12_845_056)
+    files = ModelFolder(tmp_path)
+    for most, size in ((MOST_PATCHES, (392, 588)), (1 << 10, (364, 532)), (100, (112, 168))):
+        images = ImageReader.open(files, max_tokens=1 << 20, max_patches=most)
+        tokenizer = Tokenizer.open(files, vocab_size=512, images=images)
+        [found] = encode_prompt(asked_about(picture(600, 400)), tokenizer).images
+        assert (found.height, found.width) == size and found.height * found.width <= most * 14**2
 
 
 @pytest.mark.parametrize(

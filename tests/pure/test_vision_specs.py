@@ -15,9 +15,12 @@ from quire.compute.models.parts import NormKind, NormSpec, Part
 from quire.compute.models.source import ModelFolder
 from quire.compute.models.sublayers import Activation
 from quire.compute.models.vision.spec import Average, Join, Matrix, Norm, VisionSpec
+from quire.compute.native.backend import NativeBackend
+from quire.compute.reference.backend import ReferenceBackend
 from quire.compute.vision.patches import normalised_levels
 from quire.compute.vision.weights import own_tensors, vision_bytes
 from quire.compute.weights.decoder_weights import expected_tensors
+from quire.core.config import EngineConfig
 from quire.core.errors import CheckpointError
 from support.odd_json import mutated_json
 from support.vision_models import PIXELS, SETTINGS, vision_of, write_settings
@@ -281,6 +284,13 @@ def test_memory_bounds_the_images_of_qwen_vl(tmp_path: Path) -> None:
     assert vision_of(read(tmp_path, LFM2_VL_450M, {"tile_size": 1024})).patches.max_patches == 4096
 
 
+def test_the_placeholder_has_two_names(tmp_path: Path) -> None:
+    for settings in (SMOLVLM_256M, LLAVA_7B, GEMMA3_4B, LFM2_VL_450M, QWEN3_VL_2B):
+        plain = {key: value for key, value in settings.items() if not key.startswith("image_token")}
+        for name in ("image_token_id", "image_token_index"):
+            assert vision_of(read(tmp_path, {**plain, name: 77})).placeholder == 77
+
+
 def test_pixels_are_normalised_as_the_settings_say(tmp_path: Path) -> None:
     plain = {"do_rescale": False, "do_normalize": False}
     assert normalised_levels(vision_of(read(tmp_path, SMOLVLM_256M, plain)))[:, 1].tolist() == list(range(256))
@@ -291,6 +301,8 @@ def test_pixels_are_normalised_as_the_settings_say(tmp_path: Path) -> None:
     (tmp_path / "preprocessor_config.json").rename(tmp_path / "processor_config.json")
     (tmp_path / "processor_config.json").write_text('{"image_processor": {"image_mean": [0.1, 0.2, 0.3]}}')
     assert vision_of(read_model(ModelFolder(tmp_path))).mean == (0.1, 0.2, 0.3)
+    (tmp_path / "preprocessor_config.json").write_text('{"image_mean": [0.7, 0.7, 0.7]}')
+    assert vision_of(read_model(ModelFolder(tmp_path))).mean == (0.1, 0.2, 0.3), "as in transformers"
 
 
 def test_a_folder_without_settings_for_images_is_served_as_text(tmp_path: Path) -> None:
@@ -359,6 +371,8 @@ def test_other_settings_are_refused(name: str, tmp_path: Path) -> None:
     settings, changes, problem = REFUSED[name]
     with pytest.raises(CheckpointError, match=r"config\.json.*" + problem.replace("[", r"\[")):
         read(tmp_path, changed(settings, **changes))
+    if name not in ("another text model", "states out of order"):  # settings of the text model
+        assert read_model(ModelFolder(tmp_path), images=False).notices == (TEXT_ONLY,)
 
 
 @pytest.mark.parametrize("pixels", [{"image_mean": [0.5]}, {"image_std": [0.5, 0, 0.5]}, {"rescale_factor": -1}])
@@ -369,7 +383,7 @@ def test_other_settings_of_pixels_are_refused(pixels: dict[str, Any], tmp_path: 
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_broken_settings_are_read_or_refused(name: str, tmp_path: Path) -> None:
-    outcomes = set()
+    outcomes, config = set(), EngineConfig().resolved()
     for seed in range(200):
         draw = random.Random(seed)
         settings, pixels = copy.deepcopy(SETTINGS[name]), copy.deepcopy(PIXELS)
@@ -378,7 +392,10 @@ def test_broken_settings_are_read_or_refused(name: str, tmp_path: Path) -> None:
         else:
             pixels = mutated_json(draw, pixels)
         try:
-            outcomes.add(type(read(tmp_path, settings, pixels).vision))
+            model = read(tmp_path, settings, pixels)
+            outcomes.add(type(model.vision))
+            for backend in (NativeBackend, ReferenceBackend):
+                assert backend.of(config, model).facts.weight_bytes > 0
         except CheckpointError as error:
             outcomes.add(CheckpointError)
             assert str(error).isprintable(), seed

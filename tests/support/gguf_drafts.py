@@ -592,7 +592,12 @@ def _make_reranker(draw: random.Random, name: str, pairs: list[Pair], tensors: l
 
 def whole_model(draw: random.Random) -> Draft:
     """Return a small model that quire runs."""
-    name, kind = draw.choice(ARCHITECTURES), draw.choice([0, 1, 30])
+    return model_of(draw, draw.choice(ARCHITECTURES))
+
+
+def model_of(draw: random.Random, name: str) -> Draft:
+    """Return a small model of an architecture."""
+    kind = draw.choice([0, 1, 30])
     shapes = list(_shapes(draw, name))
     tensors = [Tensor(key.encode(), shape, kind if len(shape) > 1 else 0) for key, shape in shapes]
     pairs = _settings(draw, name) + _tokenizer(draw)

@@ -244,7 +244,7 @@ class GgufWriting:
     def _linear_attention(self) -> None:
         config, writer = self.config, self.writer
         heads, kinds = config["linear_num_value_heads"], config["layer_types"]
-        writer.add_ssm_conv_kernel(config["linear_conv_kernel_dim"])
+        writer.add_ssm_conv_kernel(config.get("linear_conv_kernel_dim", 4))
         writer.add_ssm_state_size(config["linear_key_head_dim"])
         writer.add_ssm_group_count(config["linear_num_key_heads"])
         writer.add_ssm_time_step_rank(heads)
@@ -302,9 +302,9 @@ class GgufWriting:
         if self.of_latents and kind == "yarn":
             writer.add_rope_scaling_yarn_log_mul(0.1 * rope["mscale_all_dim"])
         if self.architecture in (gguf.MODEL_ARCH.QWEN2VL, gguf.MODEL_ARCH.QWEN3VL):
-            writer.add_rope_dimension_sections([2, 1, turned // 2 - 3, 0])
+            writer.add_rope_dimension_sections([*rope.get("mrope_section", [2, 1, turned // 2 - 3]), 0])
         if self.architecture in QWEN35:
-            writer.add_rope_dimension_sections([11, 11, 10, 0])
+            writer.add_rope_dimension_sections([*rope.get("mrope_section", [11, 11, 10]), 0])
         if "llama_4_scaling_beta" in rope:
             writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
             writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,58 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.compute.models.source import ModelFolder
-from quire.compute.models.vision.llava import CLIP_DEVIATION, CLIP_MEAN
+from quire.compute.models.vision.common import CLIP_DEVIATION, CLIP_MEAN, HALF
 from support.gguf_models import GgufWriting
 from support.tiny_checkpoint import write_model_weights
 
-TEXT_NAMES = {"Idefics3": ("model.text_model.", "model."), "SmolVLM": ("model.text_model.", "model.")}
-FAMILIES = {"llama": "LlamaForCausalLM"}
-ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
-OF_IMAGES = ("model.vision_model.", "model.connector.", "vision_tower.", "multi_modal_projector.")
+TEXT_NAMES = {
+    "Idefics3": ("model.text_model.", "model."),
+    "Lfm2Vl": ("model.language_model.", "model."),
+    "Qwen2VL": ("", ""),
+    "Qwen2_5_VL": ("", ""),
+    "Qwen3VL": ("model.language_model.", "model."),
+    "Qwen3_5": ("model.language_model.", "model."),
+    "SmolVLM": ("model.text_model.", "model."),
+}
+FAMILIES = {
+    "gemma3_text": "Gemma3ForCausalLM",
+    "lfm2": "Lfm2ForCausalLM",
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2_5_vl_text": "Qwen2ForCausalLM",
+    "qwen2_vl_text": "Qwen2ForCausalLM",
+    "qwen3_5_text": "Qwen3_5ForCausalLM",
+    "qwen3_vl_text": "Qwen3ForCausalLM",
+}
+ARCHITECTURES = {
+    "qwen2_5_vl_text": gguf.MODEL_ARCH.QWEN2VL,
+    "qwen2_vl_text": gguf.MODEL_ARCH.QWEN2VL,
+    "qwen3_vl_text": gguf.MODEL_ARCH.QWEN3VL,
+}
+KINDS = {
+    "Gemma3": "gemma3",
+    "Idefics3": "idefics3",
+    "Lfm2Vl": "lfm2",
+    "Llava": "mlp",
+    "Mistral3": "pixtral",
+    "Qwen2VL": "qwen2vl_merger",
+    "Qwen2_5_VL": "qwen2.5vl_merger",
+    "Qwen3VL": "qwen3vl_merger",
+    "Qwen3_5": "qwen3vl_merger",
+    "SmolVLM": "idefics3",
+}
+OF_CLIP = ("pixtral", "qwen2.5vl_merger", "qwen2vl_merger")
+"""Kinds whose images are normalised as CLIP's."""
+
+TOKENS = {
+    "Gemma3": "<image_soft_token>",
+    **dict.fromkeys(("Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3_5"), "<|image_pad|>"),
+}
+NAMES = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, 8)
+OF_IMAGES = (
+    *("model.vision_model.", "model.connector.", "vision_tower.", "multi_modal_projector."),
+    *("model.vision_tower.", "model.multi_modal_projector.", "visual.", "model.visual."),
+)
 Numbers = NDArray[np.float32]
 
 
@@ -32,13 +77,14 @@ def write_pair(folder: Path, target: Path, kind: str = "F32", *, name: str = "mo
     text.mkdir()
     theirs, ours = TEXT_NAMES.get(family, ("language_model.", ""))
     own = {n: each for n, each in tensors.items() if not n.startswith(OF_IMAGES)}
-    settings = {"rope_parameters": ROPE, **config["text_config"]}
+    base = 1e6 if family == "Gemma3" else 1e4
+    settings = {"rope_parameters": {"rope_type": "default", "rope_theta": base}, **config["text_config"]}
     settings |= {"architectures": [FAMILIES[settings["model_type"]]]}
     (text / "config.json").write_text(json.dumps(settings))
     write_model_weights(
         text, {n.replace(theirs, ours, 1) if n.startswith(theirs) else n: each for n, each in own.items()}
     )
-    writing = GgufWriting(text, target / name)
+    writing = GgufWriting(text, target / name, architecture=ARCHITECTURES.get(settings["model_type"]))
     writing.settings()
     _write_tokenizer(writing, folder)
     writing.weights(gguf.GGMLQuantizationType[kind])
@@ -46,47 +92,74 @@ def write_pair(folder: Path, target: Path, kind: str = "F32", *, name: str = "mo
     return target / name, write_projector(folder, target / f"mmproj-{name}", kind)
 
 
-def write_projector(folder: Path, path: Path, kind: str = "F32", **changes: Any) -> Path:
-    """Write the image encoder of a folder as a file; `changes` replace settings, by their last names."""
+def write_projector(folder: Path, path: Path, kind: str = "F32", *, splits: bool = False, **changes: Any) -> Path:
+    """Write the image encoder of a folder as a file; `changes` replace settings, by their last names.
+
+    `splits`: queries, keys and values of Qwen3-VL are tensors of their own, as in Ollama's files.
+    """
     config, tensors = _read(folder)
-    vision = config["vision_config"]
-    is_llava = config["architectures"][0].startswith("Llava")
+    vision, projector = config["vision_config"], kind_of(config)
     processor = json.loads((folder / "preprocessor_config.json").read_text())
+    usual = (CLIP_MEAN, CLIP_DEVIATION) if is_clip(tensors) or projector in OF_CLIP else (HALF, HALF)
     settings = {
-        "attention.head_count": vision["num_attention_heads"],
+        "attention.head_count": vision.get("num_attention_heads") or vision["num_heads"],
         "attention.layer_norm_epsilon": vision.get("layer_norm_eps", 1e-5 if is_clip(tensors) else 1e-6),
-        "block_count": vision["num_hidden_layers"],
-        "embedding_length": vision["hidden_size"],
-        "feed_forward_length": vision["intermediate_size"],
-        "image_mean": processor.get("image_mean", list(CLIP_MEAN) if is_clip(tensors) else [0.5] * 3),
-        "image_size": vision["image_size"],
-        "image_std": processor.get("image_std", list(CLIP_DEVIATION) if is_clip(tensors) else [0.5] * 3),
+        "block_count": vision.get("num_hidden_layers") or vision["depth"],
+        "embedding_length": vision.get("embed_dim") or vision["hidden_size"],
+        "feed_forward_length": vision.get("intermediate_size") or vision["hidden_size"],
+        "image_mean": processor.get("image_mean", list(usual[0])),
+        "image_size": vision.get("image_size", 560),
+        "image_std": processor.get("image_std", list(usual[1])),
         "patch_size": vision["patch_size"],
         "projection_dim": config["text_config"]["hidden_size"],
     }
-    writer = gguf.GGUFWriter(path, "clip")
-    writer.add_bool("clip.has_vision_encoder", True)
-    if is_llava:
+    if projector == "mlp":
         count = settings["block_count"] = settings["block_count"] + 1 + config.get("vision_feature_layer", -2)
         settings |= {"feature_layer": [count], "projection_dim": 768}  # that of CLIP itself
-        writer.add_bool("clip.has_llava_projector", True)
-        writer.add_bool("clip.use_gelu", vision.get("hidden_act") == "gelu")
-        writer.add_string("clip.projector_type", "mlp")
-    else:
+    if projector == "idefics3":
         settings |= {"projector.scale_factor": config["scale_factor"]}
         if "size" in processor:
             settings |= {"preproc_image_size": processor["size"]["longest_edge"]}
-        writer.add_bool("clip.use_gelu", True)
-        writer.add_string("clip.projector_type", "idefics3")
+    if projector == "gemma3":
+        patches = vision["image_size"] // vision["patch_size"]
+        settings |= {"projector.scale_factor": patches // math.isqrt(config["mm_tokens_per_image"])}
+    if projector == "lfm2":
+        settings |= {"projector.scale_factor": config.get("downsample_factor", 2), "image_size": 256}
+    if projector.startswith("qwen"):
+        settings |= {"spatial_merge_size": vision["spatial_merge_size"]}
+        settings |= {f"image_{key}": processor[key] for key in ("min_pixels", "max_pixels") if key in processor}
+    if "fullatt_block_indexes" in vision:
+        settings |= {"n_wa_pattern": vision["fullatt_block_indexes"][0] + 1, "window_size": vision["window_size"]}
+    if "deepstack_visual_indexes" in vision:
+        deep = vision["deepstack_visual_indexes"]
+        settings |= {"is_deepstack_layers": [layer in deep for layer in range(vision["depth"])]}
+    if "spatial_merge_size" in config:
+        settings |= {"spatial_merge_size": config["spatial_merge_size"]}
+    writer = gguf.GGUFWriter(path, "clip")
+    writer.add_bool("clip.has_vision_encoder", True)
+    writer.add_string("clip.projector_type", projector)
+    if projector == "pixtral":
+        writer.add_bool("clip.use_silu" if vision.get("hidden_act") == "silu" else "clip.use_gelu", True)
+        if "rope_parameters" in vision:  # as for files in Mistral's own format
+            writer.add_rope_freq_base(vision["rope_parameters"]["rope_theta"])
+    else:
+        writer.add_bool("clip.use_gelu", projector != "mlp" or vision.get("hidden_act") == "gelu")
     for key, value in (settings | changes).items():
         _add(writer, f"clip.vision.{key}", value)
-    for name, numbers in _stored(tensors, settings["block_count"], is_llava=is_llava):
+    for name, numbers in _stored(tensors, settings | {"vision": vision, "splits": splits}, projector):
         _add_tensor(writer, name, numbers, kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def kind_of(config: dict[str, Any]) -> str:
+    """Return the name in GGUF files for the image encoder of a model."""
+    if config["vision_config"].get("model_type") == "pixtral":
+        return "pixtral"
+    return KINDS[config["architectures"][0].removesuffix("ForConditionalGeneration")]
 
 
 def is_clip(tensors: dict[str, Numbers]) -> bool:
@@ -99,21 +172,71 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Numbers]]:
     return json.loads((folder / "config.json").read_text()), tensors
 
 
-def _stored(tensors: dict[str, Numbers], count: int, *, is_llava: bool) -> Iterator[tuple[str, Numbers]]:
+def _stored(tensors: dict[str, Numbers], settings: dict[str, Any], kind: str) -> Iterator[tuple[str, Numbers]]:
     """Yield the tensors of an image encoder by the names in a file; those of LLaVA are from an old converter."""
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, 99)
+    swapped = {"ffn_up": "ffn_down", "ffn_down": "ffn_up"}
     for name, numbers in tensors.items():
         if not name.startswith(OF_IMAGES):
             continue
-        stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        known = name.replace("_weight", ".weight") if kind == "gemma3" else name
+        if kind == "lfm2":
+            known = name.removeprefix("model.")
+        if kind.startswith("qwen"):
+            yield from _of_qwen(name.removeprefix("model."), numbers, settings)
+            continue
+        stored = NAMES.get_name(known, try_suffixes=(".weight", ".bias"))
         assert stored is not None, name
-        if is_llava:
+        if kind == "mlp":
             stored = stored.replace("mm.1.", "mm.0.")
-            if stored.startswith("v.post_ln") or (stored.startswith("v.blk.") and int(stored.split(".")[2]) >= count):
+            if stored.startswith("v.post_ln"):
                 continue
-            swapped = {"ffn_up": "ffn_down", "ffn_down": "ffn_up"}
+            if stored.startswith("v.blk.") and int(stored.split(".")[2]) >= settings["block_count"]:
+                continue
             stored = ".".join(swapped.get(part, part) for part in stored.split("."))
+        yield stored, _rearranged(numbers, stored, settings, kind)
+    if kind == "pixtral":
+        yield "v.token_embd.img_break", np.zeros(settings["projection_dim"], np.float32)
+
+
+def _of_qwen(name: str, numbers: Numbers, settings: dict[str, Any]) -> Iterator[tuple[str, Numbers]]:
+    """Yield a tensor of Qwen's image encoders: frames apart, and in the first ones queries, keys and values too."""
+    if name == "visual.patch_embed.proj.weight":
+        yield "v.patch_embd.weight", np.ascontiguousarray(numbers[:, :, 0])
+        yield "v.patch_embd.weight.1", np.ascontiguousarray(numbers[:, :, 1])
+    elif ".attn.qkv." in name and ("num_position_embeddings" not in settings["vision"] or settings["splits"]):
+        for part, rows in zip("qkv", np.split(numbers, 3), strict=True):
+            stored = NAMES.get_name(name.replace("qkv", part), try_suffixes=(".weight", ".bias"))
+            assert stored is not None, name
+            yield stored, rows
+    elif "deepstack" in name:
+        _, _, number, part, end = name.split(".")
+        layer = settings["vision"]["deepstack_visual_indexes"][int(number)]
+        yield f"v.deepstack.{layer}.{part.removeprefix('linear_')}.{end}", numbers
+    else:
+        renamed = {
+            "visual.merger.norm": "v.post_ln",
+            "visual.merger.linear_fc1": "mm.0",
+            "visual.merger.linear_fc2": "mm.2",
+        }
+        stem, _, end = name.rpartition(".")
+        stored = (
+            f"{renamed[stem]}.{end}" if stem in renamed else NAMES.get_name(name, try_suffixes=(".weight", ".bias"))
+        )
+        assert stored is not None, name
         yield stored, numbers
+
+
+def _rearranged(numbers: Numbers, stored: str, settings: dict[str, Any], kind: str) -> Numbers:
+    """Return a tensor as the converters write it."""
+    if stored == "mm.soft_emb_norm.weight":
+        return numbers + 1
+    if kind == "pixtral" and stored.endswith(("attn_q.weight", "attn_k.weight")):
+        halves = numbers.reshape(settings["attention.head_count"], 2, -1, numbers.shape[1])
+        return halves.swapaxes(1, 2).reshape(numbers.shape)
+    if kind == "lfm2" and stored == "v.patch_embd.weight":
+        side = settings["patch_size"]
+        return np.ascontiguousarray(numbers.reshape(-1, side, side, 3).transpose(0, 3, 1, 2))
+    return numbers
 
 
 def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
@@ -142,10 +265,12 @@ def _write_tokenizer(writing: GgufWriting, folder: Path) -> None:
     writer, size = writing.writer, writing.config["vocab_size"]
     file = folder / "tokenizer.json"
     if not file.exists():
-        writing.tokens(
-            ["a", "b", "ab", *(f"<{n}>" for n in range(3, 5)), "<image>", *(f"<{n}>" for n in range(6, size))],
-            [1] * size,
-        )
+        config = json.loads((folder / "config.json").read_text())
+        family = config["architectures"][0].removesuffix("ForConditionalGeneration")
+        image = "[IMG]" if kind_of(config) == "pixtral" else TOKENS.get(family, "<image>")
+        words = ["a", "b", "ab", *(f"<{number}>" for number in range(3, size))]
+        words[5] = image
+        writing.tokens(words, [1] * size)
         return
     known = json.loads(file.read_text())
     settings = json.loads((folder / "tokenizer_config.json").read_text())

@@ -13,12 +13,17 @@ import tracemalloc
 from collections import Counter
 from pathlib import Path
 
+import PIL.Image  # noqa: F401 - before the limit on memory, which is for what a file costs
+
 from quire.compute.gguf.source import GgufFile
 from quire.compute.models import read_model
 from quire.compute.models.pooling import pooling_of
+from quire.compute.models.vision.spec import VisionSpec
+from quire.compute.vision.weights import VisionWeights, fitted, vision_bytes
 from quire.compute.weights.decoder_weights import WeightReader, weight_bytes
-from quire.core.errors import CheckpointError, InvalidRequestError
+from quire.core.errors import CheckpointError, InvalidRequestError, InvariantError
 from quire.core.pooling import PAIR_TEMPLATE
+from quire.engine.images.reader import ImageReader
 from quire.engine.text.chat_template import ChatOptions
 from quire.engine.text.tokenizer import Tokenizer
 from support.gguf_mutants import mutant
@@ -32,7 +37,8 @@ MESSAGES = [{"role": "user", "content": text} for text in ("c", "ab", "ab <|im_e
 
 def read_whole(path: Path) -> str:
     """Read all that quire reads of a file before it maps weights; return how far it came."""
-    file = GgufFile(path)
+    encoder = path.with_name("mmproj.gguf")
+    file = GgufFile(path, image_encoder=encoder if encoder.exists() else None)
     model = read_model(file)
     assert isinstance(file.type, str)
     tensors, num_bytes = file.tensors(), {path: path.stat().st_size for path in path.parent.glob("*.gguf")}
@@ -41,7 +47,8 @@ def read_whole(path: Path) -> str:
         assert 0 < start <= stop <= num_bytes[entry.tensor.file]
     assert weight_bytes(model.spec, "bfloat16", "auto", file.block_types()) > 0
     WeightReader(model.spec, tensors, "float32", block_types=tensors.block_types)
-    tokenizer = Tokenizer.open(file, vocab_size=model.spec.vocab_size)
+    images = None if model.vision is None else _reader(file, model.vision)
+    tokenizer = Tokenizer.open(file, vocab_size=model.spec.vocab_size, images=images)
     tokenizer.encode("ab c\n")
     pooling_of(file)
     if tokenizer.has_chat_template or tokenizer.pair_template:
@@ -50,7 +57,24 @@ def read_whole(path: Path) -> str:
         except InvalidRequestError as error:
             _require_one_line(error)
             return "a chat template that fails"
-    return "a model"
+    return "a model" if images is None else "a model with images"
+
+
+def _reader(file: GgufFile, vision: VisionSpec) -> ImageReader:
+    """Read all that quire reads of an image encoder, its small weights too, and return the reader of its images."""
+    tensors = file.tensors()
+    own = fitted(vision, tensors)
+    WeightReader(own.tower, tensors, "float32", block_types=tensors.block_types)
+    VisionWeights.load(own, tensors, "float32")
+    assert vision_bytes(vision, "bfloat16", tensors.block_types) > 0
+
+    def num_rows(height: int, width: int) -> int:
+        try:
+            return vision.num_placeholders(height, width)
+        except InvariantError:
+            return 0
+
+    return ImageReader.open(file, max_tokens=4096, num_rows=num_rows)
 
 
 def _require_one_line(error: Exception) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Final
 from support.tiny_images import VOCAB_SIZE, open_tokenizer, write_folder
 from support.vision_models import SETTINGS, write_vision_model
 
+HALF: Final = [0.5, 0.5, 0.5]
 TILE: Final = 56  # pixels of the image encoders in SETTINGS
 PREPARED: Final[dict[str, tuple[str, dict[str, Any], dict[str, Any]]]] = {
     "smolvlm": (
@@ -30,7 +31,7 @@ PREPARED: Final[dict[str, tuple[str, dict[str, Any], dict[str, Any]]]] = {
         "LLaVA",
         {
             **{"image_processor_type": "SiglipImageProcessor", "do_center_crop": None, "resample": 3},
-            **{"size": {"height": TILE, "width": TILE}, "image_mean": [0.5] * 3, "image_std": [0.5] * 3},
+            **{"size": {"height": TILE, "width": TILE}, "image_mean": HALF, "image_std": HALF},
         },
         {"patch_size": 6, "vision_feature_select_strategy": "full"},
     ),
@@ -51,8 +52,16 @@ PREPARED: Final[dict[str, tuple[str, dict[str, Any], dict[str, Any]]]] = {
     ),
     "qwen2-vl": ("Qwen2-VL", {"min_pixels": 784, "max_pixels": TILE**2, "patch_size": 7}, {}),
     "qwen2-5-vl": ("Qwen2-VL", {"min_pixels": 784, "max_pixels": TILE**2, "patch_size": 7}, {}),
-    "qwen3-vl": ("Qwen2-VL", {"min_pixels": 784, "max_pixels": TILE**2, "patch_size": 7}, {}),
-    "qwen3-5": ("Qwen2-VL", {"min_pixels": 784, "max_pixels": TILE**2, "patch_size": 7}, {}),
+    "qwen3-vl": (
+        "Qwen2-VL",
+        {"min_pixels": 784, "max_pixels": TILE**2, "patch_size": 7, "image_mean": HALF, "image_std": HALF},
+        {},
+    ),
+    "qwen3-5": (
+        "Qwen2-VL",
+        {"min_pixels": 784, "max_pixels": TILE**2, "patch_size": 7, "image_mean": HALF, "image_std": HALF},
+        {},
+    ),
 }
 """Model → the family of its prompts, settings for images, settings of the processor."""
 

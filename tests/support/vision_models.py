@@ -116,6 +116,18 @@ SETTINGS: dict[str, dict[str, Any]] = {
         },
         "vision_config": {**QWEN3_EYE, "deepstack_visual_indexes": [0, 2]},
     },
+    "qwen3-vl-moe": {
+        **{"architectures": ["Qwen3VLMoeForConditionalGeneration"], **QWEN_TOKENS},
+        "text_config": {
+            **{**TEXT, "model_type": "qwen3_vl_moe_text", "bos_token_id": 1, "eos_token_id": 2, "head_dim": 16},
+            **{"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "mlp_only_layers": []},
+            "rope_parameters": {
+                **{"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [4, 2, 2]},
+                "mrope_interleaved": True,
+            },
+        },
+        "vision_config": {**QWEN3_EYE, "deepstack_visual_indexes": [1]},
+    },
     "qwen3-5": {
         **{"architectures": ["Qwen3_5ForConditionalGeneration"], **QWEN_TOKENS},
         "text_config": {
@@ -134,7 +146,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 UP_TO_56 = [(56, 56), (28, 42), (14, 56), (42, 14)]
 ANY_SIZE = [(56, 56), (28, 42), (14, 140), (126, 98)]
-OF_ANY_SIZE = ("lfm2-vl", "qwen2-vl", "qwen2-5-vl", "qwen3-vl", "qwen3-5")
+OF_ANY_SIZE = ("lfm2-vl", "qwen2-vl", "qwen2-5-vl", "qwen3-vl", "qwen3-vl-moe", "qwen3-5")
 SIZES = {name: ANY_SIZE if name in OF_ANY_SIZE else [(56, 56)] for name in SETTINGS}
 SIZES |= {"llava-pixtral": UP_TO_56, "mistral3": UP_TO_56}
 """Height and width of the images for each model."""

@@ -33,6 +33,7 @@ from quire.compute.models.source import ModelFolder, ModelSource
 from quire.compute.reference.backend import ReferenceBackend
 from quire.compute.speculation import create_proposer
 from quire.compute.vision.encoder import largest_bytes
+from quire.compute.vision.weights import fitted
 from quire.compute.weights.classifier import read_classifier
 from quire.compute.weights.decoder_weights import WeightReader, weight_bytes
 from quire.compute.weights.dense import read_dense
@@ -105,7 +106,8 @@ class EngineBlueprint:
             except InvariantError:  # no such size reaches the engine
                 return 0
 
-        return ImageReader.open(self.model.source, max_tokens=self.report.plan.max_model_len, num_rows=num_rows)
+        longest, patches = self.report.plan.max_model_len, vision.patches.max_patches
+        return ImageReader.open(self.model.source, max_tokens=longest, num_rows=num_rows, max_patches=patches)
 
     @property
     def pooling(self) -> str:
@@ -172,6 +174,8 @@ class EngineBlueprint:
         """
         checkpoint = self.model.source.tensors()
         WeightReader(self.model.spec, checkpoint, "float32", self.config.weights)
+        if self.model.vision is not None:
+            fitted(self.model.vision, checkpoint)
         return len(checkpoint.entries)
 
     def build(
@@ -261,9 +265,8 @@ def plan_engine(config: EngineConfig) -> EngineBlueprint:
     Raises `CheckpointError` for a model that cannot be run, `InvalidConfigError` for settings that do not fit it or
     this machine.
     """
-    model = read_model(_model_source(config.model, config.mmproj), config.max_model_len)
-    if config.mmproj == NO_IMAGES:
-        model = replace(model, vision=None)
+    source, images = _model_source(config.model, config.mmproj), config.mmproj != NO_IMAGES
+    model = read_model(source, config.max_model_len, images=images)
     model = replace(model, spec=model.spec.with_guesses(config.max_drafts))
     if config.guesses_by_model:
         model = with_draft_model(config, model)
@@ -332,7 +335,7 @@ def with_draft_model(config: EngineConfig, model: ModelDescription) -> ModelDesc
     """
     name = config.speculation
     try:
-        draft = read_model(_model_source(name))
+        draft = read_model(_model_source(name), images=False)
     except CheckpointError as error:
         allowed = f"{', '.join(SPECULATIONS)}, or a model's folder or name ({error})"
         raise InvalidConfigError("speculation", name, allowed) from error

@@ -36,7 +36,8 @@ IN_TURNS: Final = frozenset({Part.DELTA_GATE, Part.DELTA_OUTPUT})
 
 BY_HEAD: Final = frozenset({Part.KEY_UP, Part.VALUE_UP})
 PREFIXES: Final = (
-    *("model.language_model.", "language_model.model.", "language_model.", "model.", "transformer.", "backbone."),
+    *("model.language_model.", "model.text_model.", "language_model.model.", "language_model.", "text_model."),
+    *("model.", "transformer.", "backbone."),
 )
 """Prefixes of the layers' names, which depend on the release and on how a model was opened for training."""
 

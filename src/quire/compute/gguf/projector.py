@@ -10,16 +10,16 @@ makes rows of the text model's size, for an architecture that it is made for, wi
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
 from quire.compute.gguf.header import GgufHeader
 from quire.compute.gguf.named_settings import Settings
-from quire.compute.gguf.projector_kinds import KINDS, Kind, Object, swaps_mlp
-from quire.compute.gguf.settings import OF_IMAGES
+from quire.compute.gguf.projector_families import KINDS, kind_of
+from quire.compute.gguf.projector_kinds import IN_LAYER, EncoderFile, Kind, Object
+from quire.compute.gguf.settings import CLASSIFIER, OF_IMAGES
 from quire.compute.gguf.tensors import GgufEntry, GgufTensors, block_types_of
 from quire.compute.models.config_file import ConfigFile
 from quire.compute.weights.mapped_files import MappedFiles
@@ -32,12 +32,12 @@ VOCABULARY: Final = "tokenizer.ggml.tokens"
 
 @dataclass(frozen=True)
 class Projector:
-    """A file with an image encoder, next to the header of the text model; `token` stands for images. Immutable."""
+    """A file with an image encoder, next to the header of the text model. Immutable."""
 
     header: GgufHeader
     text: GgufHeader
     kind: Kind
-    token: str
+    file: EncoderFile
 
     @classmethod
     def read(cls, path: Path, text: GgufHeader) -> Projector:
@@ -50,8 +50,10 @@ class Projector:
         name = header.settings.get(key)
         if not isinstance(name, str) or name not in KINDS:
             raise CheckpointError(f"{path}: {key}", name, f"one of {', '.join(KINDS)}")
-        _require_fit(header, text, KINDS[name])
-        return cls(header, text, KINDS[name], _token_for_images(text, KINDS[name]))
+        kind = kind_of(name, header.tensors)
+        _require_fit(header, text, kind)
+        settings = Settings(ConfigFile(str(path), dict(header.settings)), f"{OF_IMAGES}.vision", header.tensors.keys())
+        return cls(header, text, kind, EncoderFile(settings, header.tensors, *_token_for_images(text, kind)))
 
     @property
     def file_bytes(self) -> Mapping[Path, int]:
@@ -61,30 +63,48 @@ class Projector:
     def config(self, text_config: Object) -> Object:
         """Return config.json of the pair; `text_config` is that of the text model alone. Does not mutate."""
         architecture = str(self.text.settings[ARCHITECTURE])
-        text = text_config | {"model_type": self.kind.texts[architecture]}
-        return {
-            "architectures": [self.kind.family],
-            "text_config": text,
-            **self.kind.config(self._settings, self._vocabulary.index(self.token)),
-        }
+        text = self.kind.text(
+            text_config | {"model_type": self.kind.texts[architecture]}, self.file, self.text.settings
+        )
+        family = self.kind.families.get(architecture, self.kind.family)
+        return {"architectures": [family], "text_config": text, **self.kind.config(self.file)}
 
     def processor(self) -> Object:
         """Return preprocessor_config.json of the pair. Does not mutate."""
-        return self.kind.processor(self._settings, self.token)
+        return self.kind.processor(self.file)
 
     def joined(self, text: Mapping[str, GgufEntry]) -> dict[str, GgufEntry]:
         """Return all tensors of the pair by name; `text` are those of the text model alone. Does not mutate."""
         entries = {self._outer(name): entry for name, entry in text.items()}
+        pieces = dict[str, dict[int, GgufEntry]]()
         for stored, tensor in self.header.tensors.items():
-            name = self.kind.name_of(stored, swaps=self._swaps)
-            if name in entries:
+            if stored in self.kind.unused:
+                continue
+            name = self.kind.name_of(stored, self.file)
+            part = stored.rpartition(".")[0]
+            if part.startswith(IN_LAYER):
+                part = part.rpartition(".")[2]
+            place, count = self.kind.pieces.get(stored, self.kind.pieces.get(part, (0, 1)))
+            if name in entries or place in (found := pieces.setdefault(name, {})):
                 raise CheckpointError(f"{self.header.path}: tensor {stored!r}", "given twice", "each once")
-            entries[name] = GgufEntry(tensor)
+            found[place] = self.kind.entry(self.file, part, tensor)
+            if len(found) == count:
+                entries[name] = self._joined([found[place] for place in range(count)], stored)
         return entries
+
+    def _joined(self, pieces: list[GgufEntry], stored: str) -> GgufEntry:
+        """Return one entry for tensors that are its pieces."""
+        shapes = [piece.tensor.shape for piece in pieces]
+        if any(shape != shapes[0] for shape in shapes):
+            where = f"{self.header.path}: tensor {stored!r}"
+            raise CheckpointError(
+                where, f"of the shape {list(shapes[-1])}", f"{list(shapes[0])}, as the piece before it"
+            )
+        return replace(pieces[0], others=tuple(piece.tensor for piece in pieces[1:]))
 
     def stored_name(self, name: str) -> str | None:
         """Return the name of a tensor in the file of the image encoder; None if only a text model has it."""
-        stored = self.kind.stored(name, swaps=self._swaps)
+        stored = self.kind.stored(name, self.file)
         return stored if stored != name or name in self.header.tensors else None
 
     def inner(self, name: str) -> str:
@@ -97,33 +117,17 @@ class Projector:
         alone, together = self.kind.text_names
         return together + name.removeprefix(alone) if name.startswith(alone) else name
 
-    @cached_property
-    def _settings(self) -> Settings:
-        file = ConfigFile(str(self.header.path), dict(self.header.settings))
-        return Settings(file, f"{OF_IMAGES}.vision", self.header.tensors.keys())
 
-    @cached_property
-    def _swaps(self) -> bool:
-        return swaps_mlp(self.header.tensors)
-
-    @property
-    def _vocabulary(self) -> list[str]:
-        return _vocabulary(self.text)
-
-
-def _vocabulary(text: GgufHeader) -> list[str]:
-    tokens: Any = text.settings.get(VOCABULARY)
-    return tokens if isinstance(tokens, list) else []
-
-
-def _token_for_images(text: GgufHeader, kind: Kind) -> str:
-    tokens = frozenset(_vocabulary(text))
-    token = next((token for token in kind.tokens if token in tokens), None)
+def _token_for_images(text: GgufHeader, kind: Kind) -> tuple[str, int]:
+    """Return the token that stands for images, and its id."""
+    listed: Any = text.settings.get(VOCABULARY)
+    vocabulary: list[object] = listed if isinstance(listed, list) else []
+    known = frozenset(vocabulary)
+    token = next((token for token in kind.tokens if token in known), None)
     if token is None:
-        raise CheckpointError(
-            f"{text.path}: {VOCABULARY}", f"without {kind.tokens[0]}", "a token that stands for images"
-        )
-    return token
+        where, allowed = f"{text.path}: {VOCABULARY}", "a token that stands for images"
+        raise CheckpointError(where, f"without {kind.tokens[0]}", allowed)
+    return token, vocabulary.index(token)
 
 
 def _require_fit(header: GgufHeader, text: GgufHeader, kind: Kind) -> None:
@@ -132,12 +136,17 @@ def _require_fit(header: GgufHeader, text: GgufHeader, kind: Kind) -> None:
     if not isinstance(architecture, str) or architecture not in kind.texts:
         found = f"a text model of the architecture {architecture!r:.40}"
         raise CheckpointError(where, found, f"one of {', '.join(kind.texts)}")
-    output, size = header.tensors.get(kind.output), text.settings.get(f"{architecture}.embedding_length")
-    if output is None:
-        raise CheckpointError(f"{header.path}: tensor {kind.output}", "missing", "a matrix")
-    if output.shape[0] != size:
+    if CLASSIFIER in text.tensors:
+        raise CheckpointError(where, "a text model with labels", "one that generates text")
+    name, dimension = kind.output
+    output, size = header.tensors.get(name), text.settings.get(f"{architecture}.embedding_length")
+    if output is None or len(output.shape) != 2:
+        raise CheckpointError(
+            f"{header.path}: tensor {name}", "missing" if output is None else output.shape, "a matrix"
+        )
+    if output.shape[dimension] != size:
         found = f"a text model with rows of {size!r:.40} numbers"
-        raise CheckpointError(where, found, f"{output.shape[0]} numbers, which this image encoder makes")
+        raise CheckpointError(where, found, f"{output.shape[dimension]} numbers, which this image encoder makes")
 
 
 class PairTensors(GgufTensors):
@@ -149,6 +158,11 @@ class PairTensors(GgufTensors):
         self.block_types = block_types_of(self.entries)
         self._projector = projector
         self._files = MappedFiles(projector.file_bytes)
+
+    @property
+    def name(self) -> str:
+        """The names of both files."""
+        return f"{self._projector.text.path} with {self._projector.header.path.name}"
 
     def stored_name(self, name: str) -> str:
         """Return a file's name for a tensor; the file need not have it."""

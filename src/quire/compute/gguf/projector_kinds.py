@@ -1,31 +1,30 @@
-"""The kinds of image encoders in GGUF files: their settings and names in the form of Hugging Face.
+"""Kind: how the image encoders of a family are in GGUF files, in the form of Hugging Face.
 
 A file names its kind in `clip.projector_type`. Sizes are settings `clip.vision.*`; the rest follows from the kind, as
-llama.cpp has it in code. Some files of LLaVA have the matrices of an MLP under each other's name.
+llama.cpp has it in code. Old files have the matrices of an MLP under each other's name. The kinds are in
+projector_families.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 from math import isfinite
 from types import MappingProxyType
 from typing import Final
 
 from quire.compute.gguf.header import GgufTensor
 from quire.compute.gguf.named_settings import Settings, as_written
+from quire.compute.gguf.tensors import GgufEntry
 from quire.core.errors import CheckpointError
 
 Object = dict[str, object]
-SIDE_OF_TILES: Final = 4
-"""The tiles along the longer edge of an image in Idefics 3 and SmolVLM, for files that do not set that edge."""
-
-LANCZOS, BICUBIC = 1, 3
-FEATURE_LAYERS: Final = "feature_layer"
-POST_NORM: Final = "v.post_ln.weight"
+DEEP: Final = "v.deepstack."
+DEEP_LIST: Final = "model.visual.deepstack_merger_list."
+DEEP_PARTS: Final = MappingProxyType({"fc1": "linear_fc1", "fc2": "linear_fc2", "norm": "norm"})
 FIRST_ROW: Final = "v.class_embd"
-TILED: Final = ("image_grid_pinpoints", "mm_patch_merge_type")
-"""Settings of LLaVA 1.6, which cuts images into tiles."""
+IN_LAYER: Final = "v.blk."
 
 LAYER: Final = MappingProxyType(
     {
@@ -51,14 +50,66 @@ AROUND: Final = MappingProxyType(
 """Tensors of CLIP and SigLIP outside of layers."""
 
 
+@dataclass(frozen=True)
+class EncoderFile:
+    """The settings and tensors of a file; `token` stands for images in the text model, with this id."""
+
+    settings: Settings
+    tensors: Mapping[str, GgufTensor]
+    token: str
+    token_id: int
+
+    def size(self, name: str, default: int | None = None) -> int:
+        """Return a size by its name after the dot."""
+        return self.settings.size(name, default)
+
+    @cached_property
+    def deep(self) -> list[int]:
+        """The layers whose states become rows for the text model too."""
+        found = self.settings.file.fields.get(self.settings.key("is_deepstack_layers"), [])
+        return [layer for layer, is_deep in enumerate(found) if is_deep is True] if isinstance(found, list) else []
+
+    @property
+    def merge(self) -> int:
+        """The patches per side of the square that becomes one row."""
+        return self.settings.size("projector.scale_factor", 2, high=16)
+
+    def rows(self, tensor: str) -> int:
+        """Return the rows of a matrix; raises `CheckpointError` if it is missing."""
+        if tensor not in self.tensors:
+            raise CheckpointError(f"{self.settings.file.where}: tensor {tensor}", "missing", "a matrix")
+        return self.tensors[tensor].shape[0]
+
+    @cached_property
+    def swaps(self) -> bool:
+        """Whether a file has the two matrices of an MLP under each other's name, which shows in their shapes."""
+        up, norm = self.tensors.get(f"{IN_LAYER}0.ffn_up.weight"), self.tensors.get(f"{IN_LAYER}0.ln2.weight")
+        if up is None or norm is None or len(up.shape) != 2:
+            return False
+        return up.shape[1] != norm.shape[0] == up.shape[0]
+
+
+def _same(text: Object, file: EncoderFile, header: Mapping[str, object]) -> Object:
+    """Return the settings of a text model as they are alone."""
+    return text
+
+
+def _plain(file: EncoderFile, part: str, tensor: GgufTensor) -> GgufEntry:
+    """Return a tensor as it is stored."""
+    return GgufEntry(tensor)
+
+
 @dataclass(frozen=True, slots=True)
 class Kind:
     """One kind of image encoder, and the text models that it is for.
 
     `family`: of the pair. `texts`: the architecture of a text model → its `model_type` next to this encoder.
     `text_names`: the beginning of the names of its tensors alone, and next to this encoder. `layers`: the beginning of
-    the names of the tower's layers. `output`: the matrix that makes the rows for the text model. `tokens`: the first of
-    them in the vocabulary stands for images. `config` and `processor` make settings from those of the file.
+    the names of the tower's layers. `output`: the matrix that makes the rows for the text model, and the dimension of
+    these. `tokens`: the first of them in the vocabulary stands for images. `config` and `processor` make settings from
+    those of the file, `text` those of the text model from its settings alone and in its file, `entry` a tensor in the
+    order of Hugging Face. `unused`: tensors of which the text model has a copy. `families`: other families by the
+    architecture of the text model. `pieces`: tensors that are a part of one: which, and of how many.
     """
 
     family: str
@@ -67,67 +118,70 @@ class Kind:
     layers: str
     once: Mapping[str, str]
     layer: Mapping[str, str]
-    output: str
-    tokens: Sequence[str]
-    config: Callable[[Settings, int], Object]
-    processor: Callable[[Settings, str], Object]
+    tokens: tuple[str, ...]
+    config: Callable[[EncoderFile], Object]
+    processor: Callable[[EncoderFile], Object]
+    output: tuple[str, int] = ("mm.2.weight", 0)
+    entry: Callable[[EncoderFile, str, GgufTensor], GgufEntry] = _plain
+    text: Callable[[Object, EncoderFile, Mapping[str, object]], Object] = _same
+    unused: tuple[str, ...] = ()
+    families: Mapping[str, str] = field(default_factory=dict)
+    pieces: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
-    def name_of(self, stored: str, *, swaps: bool) -> str:
-        """Return the name of a tensor in Hugging Face; unknown names stay. `swaps`: the file swaps those of an MLP."""
+    def name_of(self, stored: str, file: EncoderFile) -> str:
+        """Return the name of a tensor in Hugging Face; unknown names stay."""
+        if stored in self.once:
+            return self.once[stored]
         stem, _, end = stored.rpartition(".")
-        if end not in ("weight", "bias"):
-            stem, end = stored, ""
-        end = end and f".{end}"
         if stem in self.once:
-            return self.once[stem] + end
-        layer, _, part = stem.removeprefix("v.blk.").partition(".")
-        if not stem.startswith("v.blk.") or part not in self.layer:
+            return f"{self.once[stem]}.{end}"
+        if stem.startswith(DEEP):
+            layer, _, part = stem.removeprefix(DEEP).partition(".")
+            known = layer.isdecimal() and len(layer) < 6 and int(layer) in file.deep and part in DEEP_PARTS
+            return f"{DEEP_LIST}{file.deep.index(int(layer))}.{DEEP_PARTS[part]}.{end}" if known else stored
+        layer, _, part = stem.removeprefix(IN_LAYER).partition(".")
+        if not stem.startswith(IN_LAYER) or part not in self.layer:
             return stored
-        return f"{self.layers}{layer}.{self.layer[SWAPPED.get(part, part) if swaps else part]}{end}"
+        return f"{self.layers}{layer}.{self.layer[SWAPPED.get(part, part) if file.swaps else part]}.{end}"
 
-    def stored(self, name: str, *, swaps: bool) -> str:
+    def stored(self, name: str, file: EncoderFile) -> str:
         """Return the file's name for a tensor; the same name if files have no other."""
         stem, _, end = name.rpartition(".")
-        found = _key_of(self.once, stem) or _key_of(self.once, name)
-        if found is not None:
-            return found if name in self.once.values() else f"{found}.{end}"
+        whole, theirs = _key_of(self.once, name), _key_of(self.once, stem)
+        if whole is not None or theirs is not None:
+            return whole or f"{theirs}.{end}"
         layer, _, part = stem.removeprefix(self.layers).partition(".")
         theirs = _key_of(self.layer, part)
         if not stem.startswith(self.layers) or theirs is None:
             return name
-        return f"v.blk.{layer}.{SWAPPED.get(theirs, theirs) if swaps else theirs}.{end}"
+        return f"{IN_LAYER}{layer}.{SWAPPED.get(theirs, theirs) if file.swaps else theirs}.{end}"
 
 
 SWAPPED: Final = MappingProxyType({"ffn_down": "ffn_up", "ffn_up": "ffn_down"})
-
-
-def swaps_mlp(tensors: Mapping[str, GgufTensor]) -> bool:
-    """Return whether a file has the two matrices of an MLP under each other's name, which shows in their shapes."""
-    up = tensors.get("v.blk.0.ffn_up.weight")
-    norm = tensors.get("v.blk.0.ln2.weight")
-    return up is not None and norm is not None and len(up.shape) == 2 and up.shape[1] != norm.shape[0] == up.shape[0]
 
 
 def _key_of(names: Mapping[str, str], ours: str) -> str | None:
     return next((theirs for theirs, name in names.items() if name == ours), None)
 
 
-def _tower(settings: Settings) -> Object:
+def tower(file: EncoderFile, activation: str) -> Object:
     """Return the sizes of a vision transformer."""
     return {
-        "hidden_size": settings.size("embedding_length"),
-        "image_size": settings.size("image_size"),
-        "intermediate_size": settings.size("feed_forward_length"),
-        "layer_norm_eps": settings.number("attention.layer_norm_epsilon"),
-        "num_attention_heads": settings.size("attention.head_count"),
-        "num_hidden_layers": settings.size("block_count"),
-        "patch_size": settings.size("patch_size"),
+        "hidden_act": activation,
+        "hidden_size": file.size("embedding_length"),
+        "image_size": file.size("image_size"),
+        "intermediate_size": file.size("feed_forward_length"),
+        "layer_norm_eps": file.settings.number("attention.layer_norm_epsilon"),
+        "num_attention_heads": file.size("attention.head_count"),
+        "num_hidden_layers": file.size("block_count"),
+        "patch_size": file.size("patch_size"),
     }
 
 
-def _pixels(settings: Settings) -> Object:
+def pixels(file: EncoderFile) -> Object:
     """Return how the numbers of pixels are normalised; the readers of these settings check them."""
-    return {key: _as_written(settings.file.fields.get(settings.key(key))) for key in ("image_mean", "image_std")}
+    fields, key = file.settings.file.fields, file.settings.key
+    return {name: _as_written(fields.get(key(name))) for name in ("image_mean", "image_std")}
 
 
 def _as_written(numbers: object) -> object:
@@ -136,101 +190,6 @@ def _as_written(numbers: object) -> object:
     return numbers
 
 
-def _merge(settings: Settings) -> int:
-    return settings.size("projector.scale_factor", 2, high=16)
-
-
-def _idefics3(settings: Settings, token: int) -> Object:
-    eye = _tower(settings) | {"hidden_act": "gelu_pytorch_tanh"}
-    return {"image_token_id": token, "scale_factor": _merge(settings), "vision_config": eye}
-
-
-def _idefics3_processor(settings: Settings, token: str) -> Object:
-    tile = settings.size("image_size")
-    return _pixels(settings) | {
-        "do_image_splitting": True,
-        "image_processor_type": "Idefics3ImageProcessor",
-        "image_seq_len": (tile // settings.size("patch_size") // _merge(settings)) ** 2,
-        "max_image_size": {"longest_edge": tile},
-        "resample": LANCZOS,
-        "size": {"longest_edge": settings.size("preproc_image_size", SIDE_OF_TILES * tile)},
-    }
-
-
-def _llava(settings: Settings, token: int) -> Object:
-    """Return the settings of LLaVA 1.5, whose file leaves out the layers that are not used, and the norm after them."""
-    count, is_clip = settings.size("block_count"), FIRST_ROW in settings.tensors
-    key = settings.key(FEATURE_LAYERS)
-    layers = settings.file.fields.get(key, [count])
-    for name in map(settings.key, TILED):
-        if settings.file.fields.get(name) not in (None, [], "flat"):
-            raise settings.file.error(name, "none, as in LLaVA 1.5: quire does not cut images into tiles as LLaVA 1.6")
-    if not isinstance(layers, list) or len(layers) != 1:
-        raise settings.file.error(key, "a list of one layer")
-    if POST_NORM in settings.tensors:
-        raise CheckpointError(f"{settings.file.where}: tensor {POST_NORM}", "given", "no norm after the layers")
-    is_gelu = settings.file.flag("clip.use_gelu", False)
-    eye = _tower(settings) | {
-        "hidden_act": "gelu" if is_gelu else "quick_gelu" if is_clip else "gelu_pytorch_tanh",
-        "model_type": "clip_vision_model" if is_clip else "siglip_vision_model",
-    }
-    return {
-        "image_token_index": token,
-        "vision_config": eye,
-        "vision_feature_layer": layers[0],
-        "vision_feature_select_strategy": "default" if is_clip else "full",
-    }
-
-
-def _llava_processor(settings: Settings, token: str) -> Object:
-    """Return that images are padded to a square, as LLaVA 1.5 was trained; Hugging Face's copies of it cut them."""
-    size = settings.size("image_size")
-    return _pixels(settings) | {
-        "crop_size": {"height": size, "width": size},
-        "do_pad": True,
-        "image_processor_type": "LlavaImageProcessor",
-        "image_token": token,
-        "patch_size": settings.size("patch_size"),
-        "resample": BICUBIC,
-        "size": {"shortest_edge": size},
-    }
-
-
-def _in(prefix: str, names: Mapping[str, str]) -> dict[str, str]:
-    return {theirs: prefix + ours for theirs, ours in names.items()}
-
-
-IMAGE: Final = ("<image>",)
-SMOLVLM, LLAVA = "model.vision_model.", "vision_tower.vision_model."
-KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
-    {
-        "idefics3": Kind(
-            family="Idefics3ForConditionalGeneration",
-            texts=MappingProxyType({"llama": "llama"}),
-            text_names=("model.", "model.text_model."),
-            layers=SMOLVLM + "encoder.layers.",
-            once={**_in(SMOLVLM, AROUND), "mm.model.fc": "model.connector.modality_projection.proj"},
-            layer=LAYER,
-            output="mm.model.fc.weight",
-            tokens=IMAGE,
-            config=_idefics3,
-            processor=_idefics3_processor,
-        ),
-        "mlp": Kind(
-            family="LlavaForConditionalGeneration",
-            texts=MappingProxyType({"llama": "llama", "qwen2": "qwen2"}),
-            text_names=("", "language_model."),
-            layers=LLAVA + "encoder.layers.",
-            once={
-                **_in(LLAVA, AROUND),
-                **_in("multi_modal_projector.", {"mm.0": "linear_1", "mm.2": "linear_2"}),
-            },
-            layer=LAYER,
-            output="mm.2.weight",
-            tokens=(*IMAGE, "<unk>", "<|reserved_special_token_0|>"),
-            config=_llava,
-            processor=_llava_processor,
-        ),
-    }
-)
-"""`clip.projector_type` → the kind."""
+def rows_per_side(file: EncoderFile, merge: int) -> int:
+    """Return the rows for the text model along an edge of an image of the usual size."""
+    return file.size("image_size") // file.size("patch_size") // merge

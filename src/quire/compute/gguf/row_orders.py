@@ -83,6 +83,18 @@ class Turns:
         return 0 if rest else max(size, 0)
 
 
+@dataclass(frozen=True, slots=True)
+class ColoursLast:
+    """Puts the numbers of a patch pixel by pixel: the file has all pixels of one colour, then those of the next."""
+
+    num_colours: int
+
+    def __call__(self, stored: Rows) -> Rows:
+        """Return the rows in the order of Hugging Face."""
+        pixels = stored.reshape(len(stored), self.num_colours, -1).swapaxes(1, 2)
+        return pixels.reshape(stored.shape)
+
+
 def order_of(header: GgufHeader, architecture: str, part: str, tensor: GgufTensor) -> Order | Turns | None:
     """Return the order for the rows of a tensor; None if they already have that of Hugging Face."""
     if architecture in TAKES_TURNS:

@@ -122,11 +122,6 @@ class GgufFile:
         paths = [self.path.with_name(name) for name in parts_of(self.path.name)]
         return paths if self.image_encoder is None else [*paths, self.image_encoder]
 
-    def require_pair(self) -> None:
-        """Raise `CheckpointError` if the image encoder cannot be read, or is not for this model."""
-        if self._projector is not None:
-            self._projector.processor()
-
     @cached_property
     def _header(self) -> GgufHeader:
         return GgufHeader.read(self.path)

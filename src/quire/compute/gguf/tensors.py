@@ -18,7 +18,7 @@ from quire.compute.gguf.blocks import q5_0_of_mxfp4
 from quire.compute.gguf.header import MAX_TENSORS, GgufHeader, GgufTensor
 from quire.compute.gguf.names import CLASSIFIER, EXPERTS, GATE_AND_UP, GATE_UP, OLD_EXPERT, ROW, WEIGHTS, Names
 from quire.compute.gguf.rope_settings import DIVISORS
-from quire.compute.gguf.row_orders import Order, Turns, order_of
+from quire.compute.gguf.row_orders import ColoursLast, Order, Turns, order_of
 from quire.compute.gguf.settings import architecture_of
 from quire.compute.weights.bfloat16 import narrowed
 from quire.compute.weights.mapped_files import MappedFiles
@@ -46,6 +46,7 @@ FLAT: Final = frozenset({"ssm_a", "ssm_d", "ssm_norm"})
 DECAY: Final = "ssm_a"
 """A tensor with -exp(x) of the numbers in Hugging Face."""
 
+PATCH_DIMENSIONS: Final = 4  # of the matrix of a patch: outputs, colours, height and width
 KEPT_AS: Final = MappingProxyType({"MXFP4": "Q5_0"})
 """Block types that engines get as another type."""
 
@@ -55,15 +56,17 @@ class GgufEntry:
     """A tensor of Hugging Face in a file: `tensor` or one expert in it, with the rows reordered by `order`.
 
     `transposed`: the file has it transposed. `by_head`: the file has a matrix per head; here their rows are
-    concatenated. `is_exponential`: the file has -exp(x).
+    concatenated. `is_exponential`: the file has -exp(x). `others`: tensors of the same shape whose rows follow, or with
+    four dimensions, the other frames of a patch.
     """
 
     tensor: GgufTensor
     expert: int | None = None
-    order: Order | Turns | None = None
+    order: Order | Turns | ColoursLast | None = None
     transposed: bool = False
     by_head: bool = False
     is_exponential: bool = False
+    others: tuple[GgufTensor, ...] = ()
 
     @property
     def dtype(self) -> str:
@@ -73,12 +76,12 @@ class GgufEntry:
     @property
     def has_blocks(self) -> bool:
         """Whether it is a matrix of blocks, not of floats."""
-        return self.tensor.type.size > 1 and len(self.shape) == 2 and not self.by_head
+        return self.tensor.type.size > 1 and len(self.shape) == 2 and not (self.by_head or self.others)
 
     @property
     def is_rearranged(self) -> bool:
         """Whether its numbers are in another order in the file."""
-        return self.transposed or self.by_head or self.order is not None
+        return self.transposed or self.by_head or self.order is not None or bool(self.others)
 
     @property
     def byte_range(self) -> tuple[int, int]:
@@ -89,6 +92,11 @@ class GgufEntry:
         return self.expert * num_bytes, (self.expert + 1) * num_bytes
 
     @property
+    def has_frames(self) -> bool:
+        """Whether the tensors are one frame each, not some rows."""
+        return bool(self.others) and len(self.tensor.shape) == PATCH_DIMENSIONS
+
+    @property
     def num_outputs(self) -> int:
         """The number of its rows in the file."""
         return self.tensor.shape[0 if self.expert is None else 1]
@@ -97,6 +105,9 @@ class GgufEntry:
     def shape(self) -> tuple[int, ...]:
         """Its dimensions, rows first."""
         shape = self.tensor.shape if self.expert is None else self.tensor.shape[1:]
+        if self.others:
+            count = 1 + len(self.others)
+            return (*shape[:2], count, *shape[2:]) if self.has_frames else (count * shape[0], *shape[1:])
         if self.by_head:
             heads, rows, columns = shape
             return (heads * columns, rows) if self.transposed else (heads * rows, columns)
@@ -175,7 +186,7 @@ class GgufTensors:
             with np.errstate(divide="ignore", invalid="ignore"):  # numbers that are not negative show in the weights
                 return np.log(-self._numbers(replace(entry, is_exponential=False), rows))
         if entry.is_rearranged:
-            whole = self._widened(tensor)
+            whole = self._whole(entry)
             if entry.transposed:
                 whole = whole.swapaxes(-1, -2)
             whole = whole.reshape(shape) if entry.order is None else entry.order(whole)
@@ -193,6 +204,13 @@ class GgufTensors:
         if rows != EVERYTHING:
             start, num_rows = start + rows.start * row_bytes, rows.stop - rows.start
         return self._bytes(tensor, start, start + num_rows * row_bytes), (num_rows, *shape[1:])
+
+    def _whole(self, entry: GgufEntry) -> FloatArray:
+        """Return all numbers of an entry, in the order of the file."""
+        if not entry.others:
+            return self._widened(entry.tensor)
+        parts = [self._widened(tensor) for tensor in (entry.tensor, *entry.others)]
+        return np.stack(parts, axis=2) if entry.has_frames else np.concatenate(parts)
 
     def _widened(self, tensor: GgufTensor) -> FloatArray:
         """Return all numbers of a tensor, with its shape."""

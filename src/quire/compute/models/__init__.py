@@ -168,11 +168,11 @@ class ModelDescription:
         return self.source.type or self.quantization.partition(",")[0] or TYPES[self.dtype]
 
 
-def read_model(source: ModelSource, max_length: int | None = None) -> ModelDescription:
+def read_model(source: ModelSource, max_length: int | None = None, *, images: bool = True) -> ModelDescription:
     """Read the settings of a model; touches no weights.
 
     `max_length` is the longest text to run, if the caller limits or extends it: rope scalings that depend on the
-    current length are frozen for it.
+    current length are frozen for it. `images`: whether to read the settings of its image encoder.
     """
     config = ConfigFile.read(source, CONFIG_FILE)
     architecture = _architecture(config)
@@ -186,7 +186,7 @@ def read_model(source: ModelSource, max_length: int | None = None) -> ModelDescr
         generation = ConfigFile.read(source, GENERATION_CONFIG_FILE)
     head = head_of(_family(architecture), config) if classifies and spec.attention.bidirectional else None
     dtype, quantization = _dtype(config), quantization_of(config)
-    vision = read_vision(_family(architecture), config, source, spec)
+    vision = read_vision(_family(architecture), config, source, spec) if images and not classifies else None
     is_part = config.is_set("text_config") or config.is_set("vision_config")
     of_text = (TEXT_ONLY,) if is_part else rope_notices(config, max_length)
     notices = of_text if vision is None else ()

@@ -17,6 +17,7 @@ from typing import Final
 
 from quire.compute.gguf.header import PART
 from quire.compute.gguf.source import GgufFile
+from quire.compute.models import read_model
 from quire.compute.models.source import ModelSource
 from quire.compute.models.stores import MAX_FILES, MODEL_TYPE, gguf_models, image_encoders
 from quire.core.config import AUTO, NO_IMAGES
@@ -80,7 +81,7 @@ def _first_that_fits(source: GgufFile, paths: Sequence[Path]) -> GgufFile:
 def _paired(source: GgufFile, path: Path) -> GgufFile:
     """Return a model with an image encoder; raises `CheckpointError` if they do not fit."""
     pair = replace(source, image_encoder=path)
-    pair.require_pair()
+    read_model(pair)
     return pair
 
 

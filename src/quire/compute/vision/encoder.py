@@ -2,7 +2,7 @@
 
     pixels ─► normalised patches ─► × matrix ─► + positions ─► tower, layer by layer ─► connector ─► rows
 
-Each engine has its own tower and its own products; the rest is the same in all engines. An image is one step of the
+Each engine has its own tower and its own products; the rest is common to them. An image is one step of the
 tower, alone, so its rows have the same bits whatever else is computed. Every layer writes the keys and values of all
 rows before it reads them, and no later step reads them: so all layers share the memory of one.
 

@@ -10,8 +10,9 @@ from types import MappingProxyType
 import numpy as np
 
 from quire.compute.arrays import FloatArray
+from quire.compute.models.vision import or_texts_only
 from quire.compute.models.vision.spec import Matrix, VisionSpec
-from quire.compute.weights.decoder_weights import NUMBER_BYTES, PartWeights, weight_bytes
+from quire.compute.weights.decoder_weights import NUMBER_BYTES, PartWeights, WeightReader, weight_bytes
 from quire.compute.weights.weight_file import WeightFile
 from quire.core.errors import CheckpointError
 
@@ -27,14 +28,7 @@ class VisionWeights:
 
     @classmethod
     def load(cls, spec: VisionSpec, checkpoint: WeightFile, dtype: str) -> VisionWeights:
-        """Check the shapes of all tensors, then read them, matrices in `dtype`."""
-        shapes = own_tensors(spec)
-        for name, shape in shapes.items():
-            found = checkpoint.entries[name].shape if name in checkpoint.entries else None
-            if found != shape:
-                stored = f"{checkpoint.name}: tensor {checkpoint.stored_name(name)}"
-                raise CheckpointError(stored, "missing" if found is None else list(found), f"shape {list(shape)}")
-            checkpoint.require_floats(name)
+        """Read the tensors of a spec that is `fitted`, matrices in `dtype`."""
         patches = spec.patches
         return cls(
             {each.weight: _matrix(each, checkpoint, dtype) for each, _ in spec.products()},
@@ -69,12 +63,29 @@ def own_tensors(spec: VisionSpec) -> dict[str, tuple[int, ...]]:
 
 
 def fitted(spec: VisionSpec, checkpoint: WeightFile) -> VisionSpec:
-    """Return the spec with the names of a checkpoint; its tower ignores all tensors outside of it."""
-    if not any(name.startswith(spec.optional_prefix) for name in checkpoint.entries):
-        spec = spec.without_optional_prefix()
-    others = {name for name in checkpoint.entries if not name.startswith(spec.prefixes)}
-    ignored = spec.tower.ignored_tensors | others | own_tensors(spec).keys()
-    return replace(spec, tower=replace(spec.tower, ignored_tensors=ignored))
+    """Return the spec with the names of a checkpoint; its tower ignores all other tensors.
+
+    Raises `CheckpointError` unless the checkpoint has exactly the tensors of the encoder, with their shapes.
+    """
+    with or_texts_only():
+        if not any(name.startswith(spec.optional_prefix) for name in checkpoint.entries):
+            spec = spec.without_optional_prefix()
+        own = own_tensors(spec)
+        for name, shape in own.items():
+            _check(checkpoint, name, shape)
+        others = {name for name in checkpoint.entries if not name.startswith(spec.prefixes)}
+        ignored = spec.tower.ignored_tensors | others | own.keys()
+        spec = replace(spec, tower=replace(spec.tower, ignored_tensors=ignored))
+        WeightReader(spec.tower, checkpoint, "float32")  # raises for a tensor of the tower
+    return spec
+
+
+def _check(checkpoint: WeightFile, name: str, shape: tuple[int, ...]) -> None:
+    found = checkpoint.entries[name].shape if name in checkpoint.entries else None
+    if found != shape:
+        stored = f"{checkpoint.name}: tensor {checkpoint.stored_name(name)}"
+        raise CheckpointError(stored, "missing" if found is None else list(found), f"shape {list(shape)}")
+    checkpoint.require_floats(name)
 
 
 def vision_bytes(spec: VisionSpec, dtype: str, block_types: Mapping[str, str] = MappingProxyType({})) -> int:

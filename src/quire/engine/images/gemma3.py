@@ -36,11 +36,19 @@ class Gemma3Layout:
         """Return the layout of a model folder; refuses the mode that adds enlarged parts of an image."""
         if settings.flag("do_pan_and_scan", False):
             raise settings.error("do_pan_and_scan", True, "false: quire reads each image once")
-        return cls(settings.pair("size", 224), settings.integer("image_seq_length", 256), settings.filter(BILINEAR))
+        token = settings.text("image_token", PLACEHOLDER)
+        return cls(
+            size=settings.pair("size", 224),
+            num_tokens=settings.integer("image_seq_length", 256),
+            filter=settings.filter(BILINEAR),
+            placeholder=token,
+            tokens=(START, token, END),
+        )
 
     def plan(self, height: int, width: int) -> Plan:
         """Return the text and tokens, the same for every size."""
-        return Plan(f"\n\n{START}{PLACEHOLDER}{END}\n\n", ((PLACEHOLDER,) * self.num_tokens,))
+        text = f"\n\n{START}{self.placeholder}{END}\n\n"
+        return Plan(text, ((self.placeholder,) * self.num_tokens,))
 
     def tiles(self, image: Image) -> Sequence[Image]:
         """Return the square."""

@@ -47,7 +47,7 @@ class LlavaLayout:
         is_squeezed = settings.has_key("size", "height") or settings.kind().startswith("Siglip")
         crops = settings.flag("do_center_crop", not settings.kind().startswith("Siglip"))
         pads = settings.kind() == PADS and settings.flag("do_pad", False)
-        mean = settings.colours("image_mean", CLIP_MEAN)
+        mean, marker = settings.colours("image_mean", CLIP_MEAN), settings.text("image_token", MARKER)
         made = cls(
             shortest_edge=0 if is_squeezed else settings.edge("size", "shortest_edge", CLIP_SIZE),
             size=settings.pair("size", CLIP_SIZE) if is_squeezed else (0, 0),
@@ -55,6 +55,9 @@ class LlavaLayout:
             background=tuple(int(colour * 255) for colour in mean) if pads else None,
             patch=settings.integer("patch_size", settings.of_model("patch_size")),
             filter=settings.filter(BICUBIC),
+            marker=marker,
+            placeholder=marker,
+            tokens=(marker,),
         )
         if made.crop is None and not (is_squeezed or pads):
             raise settings.error("do_center_crop", False, "true, because the shorter edge alone has a size")

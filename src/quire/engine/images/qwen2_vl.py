@@ -45,6 +45,7 @@ class Qwen2VLLayout:
         most = settings.integer("max_pixels", most, most=MOST_PIXELS)
         patch = settings.integer("patch_size", settings.of_model("patch_size") or 14)
         merged = settings.integer("merge_size", settings.of_model("spatial_merge_size") or 2, most=16)
+        most = min(most, settings.max_patches * patch**2)  # makers allow more than an engine has memory for
         if least > most or (merged * patch) ** 2 > most:
             raise settings.error("max_pixels", most, f"{max(least, (merged * patch) ** 2)} or more")
         return cls(least, most, merged * patch, settings.filter(BICUBIC))

@@ -22,7 +22,7 @@ from quire.core.request import token_array
 from quire.engine.images.decoding import decoded, opened
 from quire.engine.images.layout import Layout, Plan
 from quire.engine.images.parts import SentImage
-from quire.engine.images.settings import ProcessorSettings
+from quire.engine.images.settings import MOST_PATCHES, ProcessorSettings
 from quire.engine.text.client_text import TEMPLATE, joined, owned, owners_of, plain
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ LAYOUTS: Final[Mapping[str, str]] = MappingProxyType(
         "LlavaImageProcessor": "quire.engine.images.llava:LlavaLayout",
         "PixtralImageProcessor": "quire.engine.images.pixtral:PixtralLayout",
         "Qwen2VLImageProcessor": "quire.engine.images.qwen2_vl:Qwen2VLLayout",
+        "Qwen2_5_VLImageProcessor": "quire.engine.images.qwen2_vl:Qwen2VLLayout",
         "SiglipImageProcessor": "quire.engine.images.llava:LlavaLayout",
         "SmolVLMImageProcessor": "quire.engine.images.idefics3:Idefics3Layout",
     }
@@ -93,13 +94,18 @@ class ImageReader:
 
     @classmethod
     def open(
-        cls, files: ModelFiles, *, max_tokens: int, num_rows: Callable[[int, int], int] | None = None
+        cls,
+        files: ModelFiles,
+        *,
+        max_tokens: int,
+        num_rows: Callable[[int, int], int] | None = None,
+        max_patches: int = MOST_PATCHES,
     ) -> ImageReader:
-        """Return the reader of a model folder.
+        """Return the reader of a model folder; `max_patches`: the most patches of an image that its encoder takes.
 
         Raises `CheckpointError` if no layout is known for it, or the image encoder makes other numbers of rows.
         """
-        settings = ProcessorSettings.read(files)
+        settings = ProcessorSettings.read(files, max_patches)
         kind = settings.kind()
         if kind not in LAYOUTS:
             allowed = f"one of {', '.join(LAYOUTS)}; with --mmproj none, the model reads texts only"
@@ -114,7 +120,11 @@ class ImageReader:
     def _require_rows(self, num_rows: Callable[[int, int], int], where: str) -> None:
         from PIL import Image as pillow
 
-        for tile in self._tiles(pillow.new("RGB", TRIAL_SIZE), where).tiles:
+        try:
+            tiles = self._tiles(pillow.new("RGB", TRIAL_SIZE), where).tiles
+        except InvalidRequestError as error:
+            raise CheckpointError(f"{where}: images", error, "an image encoder that takes usual images") from error
+        for tile in tiles:
             found, expected = tile.tokens.count(self.placeholder), num_rows(tile.height, tile.width)
             if found != expected:
                 allowed = f"{expected}, as many as its image encoder makes"
@@ -135,8 +145,9 @@ class ImageReader:
             allowed = f"at most {self._max_tokens} tokens, the context; send fewer images"
             raise RequestTooLargeError("messages", f"images of {num_tokens} tokens", allowed)
         found, num_bytes = list[ReadImage](), 0
-        for where, image in opened_images:
-            found.append(self._read(where, image))
+        opened_images.reverse()
+        while opened_images:
+            found.append(self._read(*opened_images.pop()))  # which frees its decoded pixels
             num_bytes += sum(len(tile.pixels) for tile in found[-1].tiles)
             if num_bytes > MAX_TILE_BYTES:
                 allowed = f"images of at most {MAX_TILE_BYTES:,} bytes of pixels after resizing; send fewer"

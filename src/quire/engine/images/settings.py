@@ -18,6 +18,7 @@ PROCESSOR_FILE: Final = "processor_config.json"
 MAX_EDGE: Final = 4096
 """The most pixels of an edge after resizing, as in `transformers`."""
 
+MOST_PATCHES: Final = 1 << 16
 NUM_FILTERS: Final = 6
 MOST_TIMES: Final = 100
 
@@ -25,21 +26,31 @@ MOST_TIMES: Final = 100
 class ProcessorSettings:
     """Settings with defaults; errors name the file. Immutable."""
 
-    def __init__(self, where: str, fields: Mapping[str, object], model: Mapping[str, object] | None = None) -> None:
-        """Make settings; `model` has those of the model itself, from config.json."""
+    def __init__(
+        self,
+        where: str,
+        fields: Mapping[str, object],
+        model: Mapping[str, object] | None = None,
+        max_patches: int = MOST_PATCHES,
+    ) -> None:
+        """Make settings; `model` has those of the model itself, from config.json.
+
+        `max_patches`: the most patches of an image that its encoder takes.
+        """
         self.where = where
         self.fields = fields
+        self.max_patches = max_patches
         self._model = model or {}
 
     @classmethod
-    def read(cls, files: ModelFiles) -> ProcessorSettings:
+    def read(cls, files: ModelFiles, max_patches: int = MOST_PATCHES) -> ProcessorSettings:
         """Return the settings of a model folder; raises `CheckpointError` if it has none for images."""
         whole = files.json_object(PROCESSOR_FILE) if files.has(PROCESSOR_FILE) else {}
         model = files.json_object(MODEL_FILE) if files.has(MODEL_FILE) else {}
         section = whole.pop("image_processor", None)
         if isinstance(section, dict):
-            return cls(files.where(PROCESSOR_FILE), {**section, **whole}, model)
-        return cls(files.where(IMAGES_FILE), {**files.json_object(IMAGES_FILE), **whole}, model)
+            return cls(files.where(PROCESSOR_FILE), {**section, **whole}, model, max_patches)
+        return cls(files.where(IMAGES_FILE), {**files.json_object(IMAGES_FILE), **whole}, model, max_patches)
 
     def kind(self) -> str:
         """Return the name of the class that prepares images, without the ending of its variant; empty if none is named.
@@ -54,6 +65,13 @@ class ProcessorSettings:
     def integer(self, name: str, default: int | None = None, *, most: int = MAX_EDGE) -> int:
         """Return an integer from 1 to `most`; the default replaces a missing field or null."""
         return self._integer(name, self._field(name, default), most)
+
+    def text(self, name: str, default: str) -> str:
+        """Return a text that is not empty."""
+        value = self._field(name, default)
+        if not isinstance(value, str) or not value:
+            raise self.error(name, value, "a text")
+        return value
 
     def flag(self, name: str, default: bool) -> bool:
         """Return a setting that is on or off."""

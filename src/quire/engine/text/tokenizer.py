@@ -32,7 +32,7 @@ from quire.engine.text.chat_template import (
     validate_tools,
 )
 from quire.engine.text.client_text import from_client
-from quire.engine.text.content_form import form_of, in_form
+from quire.engine.text.content_form import ContentForm, form_of, in_form
 from quire.engine.text.control_text import ControlText, ids_of
 from quire.engine.text.final_message import random_mark, up_to, with_end
 from quire.engine.text.library_panics import panics_as_errors
@@ -121,9 +121,7 @@ class Tokenizer:
         self._max_tokens = max_tokens
         self._max_bytes = min(MAX_TEXT_BYTES, TEXT_BYTES_PER_TOKEN * (max_tokens or MAX_TEXT_BYTES))
         self._control = ControlText(library)
-        self._forms = (
-            {} if images is None else {each: form_of(each, images.marker) for each in self._templates.values()}
-        )
+        self._forms: dict[ChatTemplate, ContentForm] = {}  # of those that were used
 
     @classmethod
     def open(
@@ -248,8 +246,10 @@ class Tokenizer:
         end = random_mark() if options.continue_final_message else ""
         if end:
             conversation = with_end(conversation, end)
-        if self.images is not None:
-            conversation = in_form(conversation, self._forms[template], self.images.marker)
+        marker = "" if self.images is None else self.images.marker
+        if template not in self._forms:
+            self._forms[template] = form_of(template, marker)
+        conversation = in_form(conversation, self._forms[template], marker)
         text = template.render(
             [from_client(message) | {"role": message["role"]} for message in conversation],  # the role is from a list
             tools=from_client(plain_tools),

@@ -119,7 +119,7 @@ REFUSED_OPTIONS: Final[Mapping[str, Refusal]] = MappingProxyType(
     {
         "dry_multiplier": Refusal("use repeat_penalty or frequency_penalty", (0.0,)),
         "dynatemp_range": Refusal("use temperature", (0.0,)),
-        "image_data": Refusal("this server supports text only", ([],)),
+        "image_data": Refusal("send images to /v1/chat/completions, for a model that reads them", ([],)),
         "lora": Refusal("this server has no adapters", ([],)),
         "mirostat": Refusal("use temperature, top_p or min_p", (0,)),
         "n_cmpl": Refusal("call /v1/completions with n", (1,)),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from types import MappingProxyType
 from typing import Final
@@ -10,6 +12,7 @@ from quire.compute.models.base import DecoderSpec
 from quire.compute.models.config_file import ConfigFile
 from quire.compute.models.source import ModelSource
 from quire.compute.models.vision.spec import VisionSpec
+from quire.core.errors import CheckpointError
 
 ENCODERS: Final = MappingProxyType(
     {
@@ -35,21 +38,30 @@ IN_PROCESSOR: Final = "image_processor"
 
 
 def image_settings(source: ModelSource) -> ConfigFile | None:
-    """Return the makers' settings for images: a file of their own, or a section of all settings for inputs."""
-    if source.has(IMAGE_SETTINGS):
-        return ConfigFile.read(source, IMAGE_SETTINGS)
-    if source.has(PROCESSOR_SETTINGS):
-        settings = ConfigFile.read(source, PROCESSOR_SETTINGS)
-        return settings.section(IN_PROCESSOR) if settings.is_set(IN_PROCESSOR) else None
-    return None
+    """Return the makers' settings for images: a section of all settings for inputs, or else a file of their own."""
+    settings = ConfigFile.read(source, PROCESSOR_SETTINGS) if source.has(PROCESSOR_SETTINGS) else None
+    if settings is not None and settings.is_set(IN_PROCESSOR):
+        return settings.section(IN_PROCESSOR)
+    return ConfigFile.read(source, IMAGE_SETTINGS) if source.has(IMAGE_SETTINGS) else None
 
 
 def read_vision(family: str, config: ConfigFile, source: ModelSource, text: DecoderSpec) -> VisionSpec | None:
     """Return the image encoder of a model; None if its family has none here, or its folder no settings for images."""
     if family not in ENCODERS or not config.is_set("vision_config"):
         return None
-    settings = image_settings(source)
-    if settings is None:
-        return None
-    spec: VisionSpec = import_module(ENCODERS[family]).vision_spec(config, settings, text)
+    with or_texts_only():
+        settings = image_settings(source)
+        if settings is None:
+            return None
+        spec: VisionSpec = import_module(ENCODERS[family]).vision_spec(config, settings, text)
     return spec
+
+
+@contextmanager
+def or_texts_only() -> Iterator[None]:
+    """Add to errors about an image encoder how to use the model without it."""
+    try:
+        yield
+    except CheckpointError as error:
+        allowed = f"{error.allowed}; with --mmproj none, the model reads texts only"
+        raise CheckpointError(error.field, error.value, allowed) from error

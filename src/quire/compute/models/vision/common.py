@@ -83,6 +83,12 @@ def grid_rope(config: ConfigFile, frequencies: Callable[[float], tuple[Frequenci
     return RopeSpec(2 * len(axes), by_row + by_column, axes=axes)
 
 
+def placeholder_of(config: ConfigFile, text: DecoderSpec, usual: int) -> int:
+    """Return the token that stands for a row of an image; it has one of two names."""
+    field = "image_token_index" if config.is_set("image_token_index") else "image_token_id"
+    return config.size(field, usual, low=0, high=text.vocab_size - 1)
+
+
 def require_colours(config: ConfigFile, field: str = "num_channels") -> None:
     """Raise unless images have three colours."""
     if config.size(field, CHANNELS) != CHANNELS:

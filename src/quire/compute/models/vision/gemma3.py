@@ -12,7 +12,7 @@ from typing import Final
 from quire.compute.models.base import DecoderSpec
 from quire.compute.models.config_file import ConfigFile
 from quire.compute.models.parts import NormKind, NormSpec
-from quire.compute.models.vision.common import HALF, Normalization
+from quire.compute.models.vision.common import HALF, Normalization, placeholder_of
 from quire.compute.models.vision.llava import PROJECTOR, SIGLIP, SIGLIP_DEFAULTS, TOWER, siglip
 from quire.compute.models.vision.spec import MAX_PATCHES, Average, Matrix, Norm, VisionSpec
 
@@ -32,9 +32,10 @@ def vision_spec(config: ConfigFile, settings: ConfigFile, text: DecoderSpec) -> 
     patches, tower = siglip(vision, merge, final_norm=True)
     size = tower.hidden_size
     pixels = Normalization.read(settings, HALF, HALF)
-    norm = NormSpec(NormKind.RMS, tower.norm.epsilon, unit_offset=True)
+    has_offset = config.flag("rms_norm_unit_offset", True)  # GGUF files include the 1
+    norm = NormSpec(NormKind.RMS, tower.norm.epsilon, unit_offset=has_offset)
     return VisionSpec(
-        placeholder=config.size("image_token_index", 262_144, low=0, high=text.vocab_size - 1),
+        placeholder=placeholder_of(config, text, 262_144),
         patches=patches,
         tower=tower,
         connector=(

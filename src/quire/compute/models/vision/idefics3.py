@@ -11,7 +11,14 @@ from typing import Final
 from quire.compute.models.base import DecoderSpec
 from quire.compute.models.config_file import ConfigFile
 from quire.compute.models.parts import Part
-from quire.compute.models.vision.common import HALF, Normalization, layer_stems, square_patches, vision_transformer
+from quire.compute.models.vision.common import (
+    HALF,
+    Normalization,
+    layer_stems,
+    placeholder_of,
+    square_patches,
+    vision_transformer,
+)
 from quire.compute.models.vision.spec import Join, Matrix, VisionSpec
 
 DEFAULTS: Final = MappingProxyType(
@@ -34,7 +41,7 @@ def vision_spec(config: ConfigFile, settings: ConfigFile, text: DecoderSpec) -> 
     joined = tower.hidden_size * merge**2
     pixels = Normalization.read(settings, HALF, HALF)
     return VisionSpec(
-        placeholder=config.size("image_token_id", 128_257, low=0, high=text.vocab_size - 1),
+        placeholder=placeholder_of(config, text, 128_257),
         patches=patches,
         tower=tower,
         connector=(

@@ -18,6 +18,7 @@ from quire.compute.models.vision.common import (
     Normalization,
     activation,
     layer_stems,
+    placeholder_of,
     require_colours,
     vision_transformer,
 )
@@ -60,9 +61,7 @@ def vision_spec(config: ConfigFile, settings: ConfigFile, text: DecoderSpec) -> 
     norm = Norm(PROJECTOR + "layer_norm", NormSpec(NormKind.LAYER, EPSILON), joined)
     pixels = Normalization.read(settings, HALF, HALF)
     return VisionSpec(
-        placeholder=config.size(
-            "image_token_id", config.size("image_token_index", 396, low=0), low=0, high=text.vocab_size - 1
-        ),
+        placeholder=placeholder_of(config, text, 396),
         patches=patches,
         tower=replace(tower, ignored_prefixes=(TOWER + "head.",)),
         connector=(
@@ -80,7 +79,7 @@ def vision_spec(config: ConfigFile, settings: ConfigFile, text: DecoderSpec) -> 
 
 
 def _patches(vision: ConfigFile, settings: ConfigFile, merge: int) -> Patches:
-    """Return the patches; an image is a tile, or a whole image of at most so many tokens."""
+    """Return the patches; an image is a tile, or a whole image with a limited number of tokens."""
     require_colours(vision)
     size, num_positions = vision.size("patch_size", high=MAX_PATCH_SIZE), vision.size("num_patches", high=MAX_PATCHES)
     side = isqrt(num_positions)

@@ -18,6 +18,7 @@ from quire.compute.models.vision.common import (
     Normalization,
     activation,
     layer_stems,
+    placeholder_of,
     square_patches,
     vision_transformer,
 )
@@ -51,9 +52,11 @@ def vision_spec(config: ConfigFile, settings: ConfigFile, text: DecoderSpec) -> 
         patches, tower = siglip(vision.over(SIGLIP_DEFAULTS), 1)
     else:
         patches, tower = pixtral(vision.over(DEFAULTS), 1)
-    pixels = Normalization.read(settings, CLIP_MEAN, CLIP_DEVIATION)
+    middle = (0.5, 0.5, 0.5)
+    usual = (middle, middle) if kind == SIGLIP else (CLIP_MEAN, CLIP_DEVIATION)
+    pixels = Normalization.read(settings, *usual)
     return VisionSpec(
-        placeholder=config.size("image_token_index", 32_000, low=0, high=text.vocab_size - 1),
+        placeholder=placeholder_of(config, text, 32_000),
         patches=patches,
         tower=shortened(config, tower, PIXTRAL_LAYER if kind == PIXTRAL else LAYER, usual=-2),
         connector=projector(config, tower.hidden_size, text.hidden_size, bias=True),

@@ -12,7 +12,7 @@ from quire.compute.models.base import DecoderSpec
 from quire.compute.models.config_file import ConfigFile
 from quire.compute.models.parts import NormKind, NormSpec
 from quire.compute.models.vision import pixtral
-from quire.compute.models.vision.common import CLIP_DEVIATION, CLIP_MEAN, Normalization
+from quire.compute.models.vision.common import CLIP_DEVIATION, CLIP_MEAN, Normalization, placeholder_of
 from quire.compute.models.vision.llava import PROJECTOR, projector, shortened
 from quire.compute.models.vision.spec import Join, Matrix, Norm, VisionSpec
 
@@ -29,7 +29,7 @@ def vision_spec(config: ConfigFile, settings: ConfigFile, text: DecoderSpec) -> 
     size = tower.hidden_size
     pixels = Normalization.read(settings, CLIP_MEAN, CLIP_DEVIATION)
     return VisionSpec(
-        placeholder=config.size("image_token_index", 10, low=0, high=text.vocab_size - 1),
+        placeholder=placeholder_of(config, text, 10),
         patches=patches,
         tower=shortened(config, tower, pixtral.LAYER, usual=-1),
         connector=(

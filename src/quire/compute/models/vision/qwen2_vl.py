@@ -23,6 +23,7 @@ from quire.compute.models.vision.common import (
     Normalization,
     activation,
     grid_rope,
+    placeholder_of,
     require_colours,
 )
 from quire.compute.models.vision.spec import MAX_PATCH_SIZE, MAX_PATCHES, Join, Matrix, Norm, Patches, VisionSpec
@@ -70,7 +71,7 @@ def with_merger(
     joined, merger = tower.hidden_size * patches.merge**2, VISUAL + "merger."
     pixels = Normalization.read(settings, CLIP_MEAN, CLIP_DEVIATION)
     return VisionSpec(
-        placeholder=config.size("image_token_id", 151_655, low=0, high=text.vocab_size - 1),
+        placeholder=placeholder_of(config, text, 151_655),
         patches=patches,
         tower=tower,
         connector=(

@@ -16,7 +16,7 @@ from quire.compute.models.config_file import ConfigFile
 from quire.compute.models.parts import NormKind, NormSpec, Part
 from quire.compute.models.qwen3_vl import deep_layers
 from quire.compute.models.sublayers import Activation
-from quire.compute.models.vision.common import HALF, Normalization
+from quire.compute.models.vision.common import HALF, Normalization, placeholder_of
 from quire.compute.models.vision.qwen2_vl import EPSILON, MAX_MERGE, grid_tower, moving_patches
 from quire.compute.models.vision.spec import MAX_PATCHES, Deep, Join, Matrix, Norm, Step, VisionSpec
 
@@ -65,7 +65,7 @@ def vision_spec(config: ConfigFile, settings: ConfigFile, text: DecoderSpec) -> 
         raise vision.error("deepstack_visual_indexes", f"layers before the last one, {len(tower.layers) - 1}")
     pixels = Normalization.read(settings, HALF, HALF)
     return VisionSpec(
-        placeholder=config.size("image_token_id", 151_655, low=0, high=text.vocab_size - 1),
+        placeholder=placeholder_of(config, text, 151_655),
         patches=patches,
         tower=tower,
         connector=(

@@ -104,7 +104,7 @@ class Patches:
     """How an image is cut into the rows of the tower.
 
     A patch has `size` × `size` pixels: for each colour, the pixels row by row, `frames` times; or with `colours_last`,
-    for each pixel its colours. `matrix` makes a row of it. `positions`: the name of a table with a row for each patch
+    for each pixel its colours. `matrix` turns it into a row. `positions`: the name of a table with a row for each patch
     of an image, to be added; empty: none. With `positions_side`, the table is a square with this many rows and columns,
     which is resized to the grid of an image; with `positions_reach_edges` so that its corners stay corners. `first`:
     the name of a vector that is a row before all patches, with the first row of the table; empty: none. `image_size`:

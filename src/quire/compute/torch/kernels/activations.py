@@ -26,6 +26,8 @@ def activated(numbers, ACTIVATION: tl.constexpr):
         return tl.where(numbers < 0, 0.0, numbers * numbers)
     elif ACTIVATION == "silu":
         return numbers * tl.sigmoid(numbers)
+    elif ACTIVATION == "quick_gelu":
+        return numbers * tl.sigmoid(numbers * SWIGLU_FACTOR)
     elif ACTIVATION == "clamped_swiglu":
         low = tl.where(numbers > SWIGLU_LIMIT, SWIGLU_LIMIT, numbers)
         return low * tl.sigmoid(low * SWIGLU_FACTOR)

@@ -1,0 +1,155 @@
+"""Files with an image encoder in the making: small ones, each for a small text model."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+from quire.compute.gguf.projector_families import KINDS
+from support.gguf_drafts import ARRAY, BOOL, F32, SIZE, STRING, U32, Draft, Pair, Tensor, model_of
+
+ROWS, INNER = 16, 24  # of the tower
+SIDE, PATCH = 4, 8  # patches along an edge, pixels along a patch
+TEXTS = {
+    **{"gemma3": "gemma3", "idefics3": "llama", "lfm2": "lfm2", "mlp": "llama", "pixtral": "llama"},
+    "qwen3vl_merger": "qwen3vl",
+}
+TOKENS = {
+    "gemma3": [b"<image_soft_token>", b"<start_of_image>", b"<end_of_image>"],
+    "idefics3": [b"<image>", b"<fake_token_around_image>"],
+    "lfm2": [b"<image>", b"<|image_start|>", b"<|image_end|>", b"<|img_thumbnail|>"],
+    "mlp": [b"<image>"],
+    "pixtral": [b"[IMG]", b"[IMG_BREAK]", b"[IMG_END]"],
+    "qwen3vl_merger": [b"<|image_pad|>"],
+}
+
+
+def whole_pair(draw: random.Random) -> tuple[Draft, Draft]:
+    """Return a text model and an image encoder, mostly for it."""
+    kind = draw.choice(sorted(TEXTS))
+    text = model_of(draw, TEXTS[kind] if draw.random() < 0.97 else "phi2")
+    _add_tokens(text, TOKENS[kind][draw.random() < 0.05 :])
+    if kind == "qwen3vl_merger":
+        key = b"qwen3vl.rope.dimension_sections"
+        text.pairs = [pair for pair in text.pairs if pair.key != key]
+        text.pairs.append(Pair(key, ARRAY, [1, 1, 0, 0], U32))
+    number = draw.choice([0, 1, 30])
+    tensors = [Tensor(name.encode(), shape, number if len(shape) > 1 else 0) for name, shape in _shapes(draw, kind)]
+    if draw.random() < 0.04:
+        tensors.append(Tensor(KINDS[kind].once["v.patch_embd"].encode() + b".weight", [ROWS], 0))
+    if draw.random() < 0.04:
+        wide = next(tensor for tensor in tensors if tensor.name == KINDS[kind].output[0].encode())
+        wide.dimensions = [2 * each for each in wide.dimensions]
+    if draw.random() < 0.1:
+        tensors = [tensor for tensor in tensors if tensor.name not in (b"mm.1.weight", b"v.position_embd.weight")]
+    encoder = Draft(_settings(draw, kind), tensors)
+    encoder.place()
+    return text, encoder
+
+
+def _add_tokens(text: Draft, tokens: list[bytes]) -> None:
+    """Add tokens to the vocabulary of a model, and rows to its embedding."""
+    new = {b"tokens": tokens, b"scores": [0.0] * len(tokens), b"token_type": [3] * len(tokens)}
+    for pair in text.pairs:
+        added = new.get(pair.key.removeprefix(b"tokenizer.ggml."))
+        if added is not None:
+            pair.value = [*pair.value, *added]
+    for tensor in text.tensors:
+        if tensor.name in (b"token_embd.weight", b"output.weight"):
+            tensor.dimensions[1] += len(tokens)
+    text.place()
+
+
+def _settings(draw: random.Random, kind: str) -> list[Pair]:
+    sizes = {
+        **{"attention.head_count": 2, "block_count": 1, "embedding_length": ROWS, "feed_forward_length": INNER},
+        **{"image_size": SIDE * PATCH, "patch_size": PATCH, "projection_dim": SIZE, "projector.scale_factor": 2},
+        **{"spatial_merge_size": 2, "preproc_image_size": 64},
+    }
+    pairs = [
+        Pair(b"general.architecture", STRING, b"clip"),
+        Pair(b"clip.has_vision_encoder", BOOL, 1),
+        Pair(b"clip.projector_type", STRING, kind.encode()),
+        Pair(draw.choice([b"clip.use_gelu", b"clip.use_silu"]), BOOL, draw.randrange(2)),
+        Pair(b"clip.vision.attention.layer_norm_epsilon", F32, 1e-6),
+        Pair(b"clip.vision.image_mean", ARRAY, [0.5, 0.5, 0.5], F32),
+        Pair(b"clip.vision.image_std", ARRAY, [0.5, 0.5, 0.5], F32),
+        *(Pair(f"clip.vision.{name}".encode(), U32, size) for name, size in sizes.items()),
+    ]
+    if kind == "mlp" and draw.random() < 0.3:
+        pairs.append(Pair(b"clip.vision.feature_layer", ARRAY, draw.choice([[1], [1], [0, 1]]), U32))
+    if kind == "mlp" and draw.random() < 0.1:
+        pairs.append(Pair(b"clip.vision.mm_patch_merge_type", STRING, b"spatial_unpad"))
+    return pairs
+
+
+def _shapes(draw: random.Random, kind: str) -> Iterator[tuple[str, list[int]]]:
+    """Yield the names of tensors, with the dimensions as files have them: those of an input first."""
+    is_clip, is_pixtral = kind == "mlp" and draw.random() < 0.7, kind == "pixtral"
+    yield "v.patch_embd.weight", [PATCH, PATCH, 3, ROWS]
+    if kind == "qwen3vl_merger":
+        yield "v.patch_embd.weight.1", [PATCH, PATCH, 3, ROWS if draw.random() < 0.8 else INNER]
+    if not (is_clip or is_pixtral):
+        yield "v.patch_embd.bias", [ROWS]
+    if is_clip:
+        yield "v.class_embd", [ROWS]
+    for norm in ("v.pre_ln",) if is_clip or is_pixtral else () if kind == "mlp" else ("v.post_ln",):
+        yield f"{norm}.weight", [ROWS]
+        if not is_pixtral:
+            yield f"{norm}.bias", [ROWS]
+    if kind == "mlp" and draw.random() < 0.2:
+        yield "v.post_ln.weight", [ROWS]
+    if not is_pixtral:
+        yield "v.position_embd.weight", [ROWS, SIDE**2 + is_clip]
+    swaps = draw.random() < 0.3 and not is_pixtral
+    up, down = ("ffn_down", "ffn_up") if swaps else ("ffn_up", "ffn_down")
+    products = [(f"attn_{each}", ROWS, ROWS) for each in ("q", "k", "v", "out")]
+    if kind == "qwen3vl_merger":
+        products = [("attn_qkv", ROWS, 3 * ROWS), ("attn_out", ROWS, ROWS)]
+    for part, inputs, outputs in (*products, (up, ROWS, INNER)):
+        yield f"v.blk.0.{part}.weight", [inputs, outputs]
+        if not is_pixtral:
+            yield f"v.blk.0.{part}.bias", [outputs]
+    yield f"v.blk.0.{down}.weight", [INNER, ROWS]
+    if is_pixtral:
+        yield "v.blk.0.ffn_gate.weight", [ROWS, INNER]
+    else:
+        yield f"v.blk.0.{down}.bias", [ROWS]
+    for norm in ("ln1", "ln2"):
+        yield f"v.blk.0.{norm}.weight", [ROWS]
+        if not is_pixtral:
+            yield f"v.blk.0.{norm}.bias", [ROWS]
+    yield from _connector(draw, kind)
+
+
+def _connector(draw: random.Random, kind: str) -> Iterator[tuple[str, list[int]]]:
+    match kind:
+        case "gemma3":
+            yield "mm.soft_emb_norm.weight", [ROWS]
+            yield "mm.input_projection.weight", [SIZE, ROWS]
+        case "idefics3":
+            yield "mm.model.fc.weight", [4 * ROWS, SIZE]
+        case "lfm2":
+            if draw.random() < 0.7:
+                yield "mm.input_norm.weight", [4 * ROWS]
+                yield "mm.input_norm.bias", [4 * ROWS]
+            yield "mm.1.weight", [4 * ROWS, INNER]
+            yield "mm.1.bias", [INNER]
+            yield "mm.2.weight", [INNER, SIZE]
+            yield "mm.2.bias", [SIZE]
+        case "mlp":
+            yield "mm.0.weight", [ROWS, SIZE]
+            yield "mm.0.bias", [SIZE]
+            yield "mm.2.weight", [SIZE, SIZE]
+            yield "mm.2.bias", [SIZE]
+        case "qwen3vl_merger":
+            yield "mm.0.weight", [4 * ROWS, 4 * ROWS]
+            yield "mm.0.bias", [4 * ROWS]
+            yield "mm.2.weight", [4 * ROWS, SIZE]
+            yield "mm.2.bias", [SIZE]
+        case _:
+            yield "v.token_embd.img_break", [SIZE]
+            yield "mm.input_norm.weight", [ROWS]
+            yield "mm.patch_merger.weight", [4 * ROWS, ROWS]
+            yield "mm.1.weight", [ROWS, SIZE]
+            yield "mm.2.weight", [SIZE, SIZE]
