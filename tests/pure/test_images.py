@@ -339,6 +339,23 @@ def test_images_have_limits(smolvlm: Tokenizer, tmp_path: Path, monkeypatch: pyt
     assert "images of at most 3,600 pixels" in str(refusal(lambda: encode_prompt(asked_about(*[SMALL] * 4), smolvlm)))
 
 
+def test_no_image_is_opened_behind_too_many_pixels(smolvlm: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An open GIF has a byte for each pixel in memory."""
+    sizes = []
+
+    def noted(data: bytes, where: str) -> Any:
+        image = opened(data, where)
+        sizes.append(image.size)
+        return image
+
+    monkeypatch.setattr(reader, "MAX_ALL_PIXELS", 3000)
+    monkeypatch.setattr(reader, "opened", noted)
+    files = [file_of(picture(50, 40), "GIF")] * 9
+    with pytest.raises(InvalidRequestError, match="images of 4,000 pixels"):
+        encode_prompt(asked_about(*files), smolvlm)
+    assert len(sizes) == 2
+
+
 def test_one_image_of_a_request_is_decoded_at_a_time(smolvlm: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[weakref.ref[Image.Image]] = []
 

@@ -125,7 +125,7 @@ class WorkerParts:
     classifier: Classifier | None = None
     dense: tuple[Dense, ...] = ()
     image_encoder: ImageEncoder | None = None
-    encoded_images: EncodedImages = field(default_factory=EncodedImages)
+    encoded_images: EncodedImages = field(default_factory=lambda: EncodedImages(0))
 
     def with_runner(self, runner: ModelRunner[Any]) -> WorkerParts:
         """Return the parts with another runner, which sees every step: the launcher is dropped."""

@@ -54,7 +54,7 @@ class ImageEncoding(Protocol):
     """Encodes the images of requests that have not started, between steps."""
 
     def add(self, request_id: str, images: Sequence[Image], scope: CacheScope) -> bool:
-        """Encode images of a request; False: all of them are encoded. Mutates."""
+        """Encode images of a request; False: all of them are encoded. They stay so until it is dropped. Mutates."""
         ...
 
     def advance(self, budget_s: float) -> list[str]:
@@ -62,5 +62,5 @@ class ImageEncoding(Protocol):
         ...
 
     def drop(self, request_id: str) -> None:
-        """Forget a request, if it waits. Mutates."""
+        """Forget a request, which has computed its images or has ended. Mutates."""
         ...

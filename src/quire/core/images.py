@@ -99,12 +99,14 @@ def names_of(tokens: array[int], images: Sequence[Image], block_size: int) -> ar
     ([True, True, True, True, True, True, False], 13)
     """
     names = tokens[:]
-    blocks = {block: None for each in images for block in range(each.start // block_size, -(-each.end // block_size))}
-    for block in blocks:
-        first, after = block * block_size, (block + 1) * block_size
-        inside = [each for each in images if each.start < after and each.end > first]
-        end = min(after, inside[-1].end)
-        names[first:end] = _hashed(tokens[first:end], [(each.start - first, each.digest) for each in inside])
+    inside: dict[int, list[Image]] = {}  # the images of each block
+    for image in images:
+        for block in range(image.start // block_size, -(-image.end // block_size)):
+            inside.setdefault(block, []).append(image)
+    for block, among in inside.items():
+        first = block * block_size
+        end = min(first + block_size, among[-1].end)
+        names[first:end] = _hashed(tokens[first:end], [(each.start - first, each.digest) for each in among])
     return names
 
 

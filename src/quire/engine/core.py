@@ -19,7 +19,7 @@ from quire.core.adapters import AdapterLoading
 from quire.core.clock import Clock
 from quire.core.errors import ExecutionError, ExecutorLostError
 from quire.core.executor import Executor, ImageEncoding
-from quire.core.request import FinishReason, Request
+from quire.core.request import FinishReason, Request, RequestStatus
 from quire.core.step import StepPlan
 from quire.engine.commands import (
     Add,
@@ -43,7 +43,9 @@ from quire.scheduler.scheduler import Scheduler
 logger = logging.getLogger("quire.engine")
 
 ENCODING_S: Final = 0.05
-"""The time for images before each step; texts that are generated wait for it."""
+"""The time for images before each step; texts that are generated wait for it. What an image takes longer, steps get."""
+
+STARTS_ANEW: Final = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,10 @@ class EngineCore:
         self._log = log
         self._adapters = extras.adapters
         self._images = extras.images
-        self._awaiting_images: set[str] = set()  # requests whose images are encoded before they start
+        self._with_images: dict[str, Request] = {}  # those with images, until they end
+        self._holding_images: set[str] = set()  # those that have not computed all of them
+        self._awaiting_images: set[str] = set()  # those whose images are encoded before they start
+        self._next_images_s = clock.now()
         self._disk_store = extras.disk_store
         self._to_drop: set[str] = set()  # adapters to free once no request uses them
         self._depth = scheduler.config.max_steps_under_way
@@ -100,6 +105,7 @@ class EngineCore:
         if self._log is not None:
             self._log.commanded(Add.of(request))
         if request.images and self._images is not None:
+            self._with_images[request.request_id] = request
             self._encode_images(request, self._images)
 
     def send(self, command: AnyCommand) -> None:
@@ -118,6 +124,7 @@ class EngineCore:
                 self._change_adapters(command)
             case _:
                 carry_out(command, self.scheduler)
+                self._tend_images()
         if self._log is not None:
             self._log.commanded(command)
         self._tell_disk()
@@ -131,6 +138,7 @@ class EngineCore:
         """
         began_s = self._clock.now()
         try:
+            self._tend_images()
             if self._awaiting_images and self._images is not None:
                 self._go_on_encoding(self._images)
             return self._step(self._clock.now())
@@ -180,18 +188,37 @@ class EngineCore:
         """Let a request wait while its images are encoded, except those in its cached prefix. Mutates."""
         num_cached = self.scheduler.memory.match_prefix(request).num_tokens
         missing = [image for image in request.images if image.end > num_cached]
+        self._holding_images.add(request.request_id)
         if images.add(request.request_id, missing, request.scope):
             self._awaiting_images.add(request.request_id)
             self.send(AwaitImages(request.request_id, True))
 
     def _go_on_encoding(self, images: ImageEncoding) -> None:
         """Encode images for a short time; requests whose images are encoded can start. Mutates."""
-        for request_id in self._awaiting_images - self.scheduler.requests.keys():
-            images.drop(request_id)
-            self._awaiting_images.remove(request_id)
+        began_s = self._clock.now()
+        if began_s < self._next_images_s and self.scheduler.running:
+            return
         for request_id in images.advance(ENCODING_S):
             self._awaiting_images.remove(request_id)
             self.send(AwaitImages(request_id, False))
+        ended_s = self._clock.now()
+        self._next_images_s = ended_s + (ended_s - began_s) - ENCODING_S
+
+    def _tend_images(self) -> None:
+        """Let go of images that are computed, and encode those that a preempted request computes again. Mutates."""
+        for request_id, leader in list(self._with_images.items()):
+            members = [each for each in (leader.group.members if leader.group else [leader]) if not each.is_finished]
+            waiting = next((each for each in members if each.status in STARTS_ANEW), None)
+            if self._images is None:
+                return
+            if waiting is None and all(each.num_computed >= each.images[-1].end for each in members):
+                self._images.drop(request_id)
+                self._holding_images.discard(request_id)
+            elif waiting is not None and request_id not in self._holding_images:
+                self._encode_images(waiting, self._images)
+            if not members:
+                self._awaiting_images.discard(request_id)
+                self._with_images.pop(request_id, None)
 
     def _change_adapters(self, command: LoadAdapter | DropAdapter) -> None:
         if self._adapters is None:

@@ -32,13 +32,13 @@ from quire.compute.models.pooling import pooling_of
 from quire.compute.models.source import ModelFolder, ModelSource
 from quire.compute.reference.backend import ReferenceBackend
 from quire.compute.speculation import create_proposer
-from quire.compute.vision.encoder import largest_bytes
+from quire.compute.vision.encoder import most_rows
 from quire.compute.vision.weights import fitted
 from quire.compute.weights.classifier import read_classifier
 from quire.compute.weights.decoder_weights import WeightReader, weight_bytes
 from quire.compute.weights.dense import read_dense
 from quire.compute.worker.failing_runner import FailingRunner
-from quire.compute.worker.image_queue import EncodedImages, ImageQueue, room_for
+from quire.compute.worker.image_queue import EncodedImages, ImageQueue
 from quire.compute.worker.store.slot_file import SlotFile
 from quire.compute.worker.worker import Worker
 from quire.core.adapters import AdapterFacts
@@ -199,8 +199,8 @@ class EngineBlueprint:
 
         parts = self.backend.load(memory.num_blocks, memory.num_host_blocks, note_loaded)
         if self.model.vision is not None:
-            room = room_for(largest_bytes(self.model.vision, self.model.spec))
-            parts = replace(parts, encoded_images=EncodedImages(room))
+            room = EncodedImages(most_rows(self.model.vision, self.model.spec))
+            parts = replace(parts, encoded_images=room)
         store = self.open_store()
         kept = () if store is None else store.kept
         control = _make_scheduler(self.backend.facts, self.model, memory, scheduler, kept)

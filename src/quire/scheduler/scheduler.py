@@ -390,9 +390,9 @@ class Scheduler:
         for request in self._waiting.in_turn():
             if num_passed_over > self.config.max_num_seqs:
                 break
-            if self.isolation.holds_back(request):
+            if self.isolation.holds_back(request) or request.awaits_images:
                 continue
-            if request.num_late_results or request.awaits_images or self._awaits_commit(request):
+            if request.num_late_results or self._awaits_commit(request):
                 num_passed_over += 1
             elif not self._has_tokens_for(request, step) or self._running.num_rows_short(request, most):
                 self._next_in_turn = request

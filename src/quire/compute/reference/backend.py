@@ -10,12 +10,11 @@ from quire.compute.models.base import DecoderSpec
 from quire.compute.models.vision.spec import VisionSpec
 from quire.compute.reference.images import reference_memory
 from quire.compute.reference.load import block_spec, load_parts
-from quire.compute.vision.encoder import largest_bytes
+from quire.compute.vision.encoder import most_rows, row_bytes
 from quire.compute.vision.weights import vision_bytes
 from quire.compute.weights.codes import in_groups
 from quire.compute.weights.decoder_weights import weight_bytes
 from quire.compute.weights.int4 import KV_ROUNDINGS
-from quire.compute.worker.image_queue import room_for
 from quire.core.config import ResolvedConfig
 from quire.core.errors import InvalidConfigError
 from quire.core.executor import NoteLoaded
@@ -97,4 +96,4 @@ def _activation_bytes(spec: DecoderSpec, config: ResolvedConfig) -> int:
 
 def _image_bytes(vision: VisionSpec, text: DecoderSpec) -> int:
     """Return about the bytes for encoding an image, and for the rows of encoded ones."""
-    return reference_memory(vision) + room_for(largest_bytes(vision, text))
+    return reference_memory(vision) + most_rows(vision, text) * row_bytes(text)

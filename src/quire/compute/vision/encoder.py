@@ -27,6 +27,7 @@ from quire.compute.vision.patches import patch_rows, resized, tower_order
 from quire.compute.vision.weights import VisionWeights
 from quire.compute.weights.decoder_weights import PartWeights
 from quire.compute.worker.cache_engine import CacheArray, CacheEngine, LayerCache
+from quire.compute.worker.image_queue import room_for
 from quire.compute.worker.model_runner import NO_COORDINATES, NO_INDICES, StepInputs
 from quire.core.errors import InvariantError
 from quire.core.images import Image
@@ -239,7 +240,12 @@ def shared_cache(spec: VisionSpec, kv_spec: KVCacheSpec) -> SharedCache:
     return SharedCache(kv_spec, len(spec.tower.layers), cache_blocks(spec))
 
 
-def largest_bytes(spec: VisionSpec, text: DecoderSpec) -> int:
-    """Return the bytes of the rows of the largest image for the text model."""
-    num_rows = spec.patches.max_patches // spec.patches.merge**2
-    return num_rows * text.hidden_size * (1 + text.deep_rows) * np.dtype(np.float32).itemsize
+def row_bytes(text: DecoderSpec) -> int:
+    """Return the bytes of a row of an image for the text model."""
+    return text.hidden_size * (1 + text.deep_rows) * np.dtype(np.float32).itemsize
+
+
+def most_rows(spec: VisionSpec, text: DecoderSpec) -> int:
+    """Return the most rows of encoded images in memory."""
+    largest = spec.patches.max_patches // spec.patches.merge**2
+    return room_for(row_bytes(text), largest, text.context_length)

@@ -47,7 +47,7 @@ class ImageRows:
     def __init__(self, encoder: ImageEncoder | None, encoded: EncodedImages) -> None:
         self._encoder = encoder
         self._encoded = encoded
-        self._images: dict[int, tuple[Image, ...]] = {}  # by row
+        self._images: dict[int, tuple[Image, ...]] = {}  # by row, without their pixels
         self._pending: dict[int, list[_Placed]] = {}  # by row: images that it has not computed completely
 
     def start(self, start: RowStart) -> None:
@@ -62,7 +62,7 @@ class ImageRows:
             takes_row = np.array(start.tokens[image.start : image.end], np.int64) == self._encoder.placeholder
             indices: IntArray = np.where(takes_row, np.cumsum(takes_row) - 1, -1)
             placed.append(_Placed(image, start.scope, indices, int(takes_row.sum())))
-        self._images[start.row] = start.images
+        self._images[start.row] = tuple(image.without_pixels() for image in start.images)
         self._pending[start.row] = placed
 
     def release(self, row: int) -> None:
@@ -78,11 +78,14 @@ class ImageRows:
         return inputs if self._encoder is None or self._encoder.cell is None else self._with_coordinates(inputs)
 
     def note_computed(self, plan: StepPlan) -> None:
-        """Forget images that a step has computed completely. Mutates."""
+        """Forget images before the last token that a step has computed. Mutates.
+
+        That token may be computed again, because a mask for the next one came late.
+        """
         for entry, row in enumerate(plan.rows if self._pending else ()):
             if row in self._pending:
                 end = plan.starts[entry] + plan.counts[entry]
-                self._pending[row] = [each for each in self._pending[row] if each.image.end > end]
+                self._pending[row] = [each for each in self._pending[row] if each.image.end >= end]
                 if not self._pending[row]:
                     del self._pending[row]
 

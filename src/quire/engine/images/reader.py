@@ -134,11 +134,14 @@ class ImageReader:
         """Return images as text, tokens and pixels; raises `InvalidRequestError`. Does not mutate."""
         if len(sent) > MAX_IMAGES:
             raise InvalidRequestError("messages", f"{len(sent)} images", f"at most {MAX_IMAGES} images")
-        opened_images = [(each.where, _opened(each)) for each in sent]
-        num_pixels = sum(image.width * image.height for _, image in opened_images)
-        if num_pixels > MAX_ALL_PIXELS:
-            allowed = f"images of at most {MAX_ALL_PIXELS:,} pixels together"
-            raise InvalidRequestError("messages", f"images of {num_pixels:,} pixels", allowed)
+        opened_images: list[tuple[str, pillow.Image]] = []
+        num_pixels = 0
+        for each in sent:
+            opened_images.append((each.where, _opened(each)))
+            num_pixels += opened_images[-1][1].width * opened_images[-1][1].height
+            if num_pixels > MAX_ALL_PIXELS:  # counted one by one, because an open GIF can take a byte for each
+                allowed = f"images of at most {MAX_ALL_PIXELS:,} pixels together"
+                raise InvalidRequestError("messages", f"images of {num_pixels:,} pixels", allowed)
         plans = [self._plan(where, image) for where, image in opened_images]
         num_tokens = sum(plan.num_tokens for plan in plans)
         if num_tokens > self._max_tokens:
