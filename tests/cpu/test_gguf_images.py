@@ -11,6 +11,7 @@ import pytest
 from quire.compute.arrays import FloatArray
 from quire.compute.gguf.source import GgufFile
 from quire.compute.models import ModelDescription, read_model
+from quire.compute.models.image_encoders import with_images
 from quire.compute.models.source import ModelFolder
 from quire.compute.native.backend import NativeBackend
 from quire.compute.native.images import NativeProducts, NativeTower
@@ -18,10 +19,13 @@ from quire.compute.native.load import NativeSettings, load_parts
 from quire.compute.reference.load import load_parts as load_reference
 from quire.compute.vision.encoder import TowerEncoder
 from quire.core.config import EngineConfig
-from support.gguf_projectors import write_pair, write_projector
+from support.gguf_projectors import write_pair, write_projector, write_single
 from support.vision_models import SETTINGS, SIZES, random_image, vision_of, write_vision_model
 from support.vision_models import rows_of as encoder_rows
 
+SINGLES = [
+    "gemma3",
+]
 NAMES = [name for name in SETTINGS if name != "qwen3-vl-moe"]  # whose text model has no GGUF files here
 
 
@@ -59,6 +63,22 @@ def test_rows_of_narrower_matrices_are_near(tmp_path: Path, name: str, kind: str
     for expected, rows in zip(rows_of(name, folder), rows_of(name, pair), strict=True):
         error = np.abs(rows - expected).mean() / np.abs(expected).mean()
         assert 0 < error < (0.01 if kind == "F16" else 0.1)
+
+
+def single_of(tmp_path: Path, name: str, kind: str) -> tuple[ModelDescription, ModelDescription]:
+    """Return the model of a folder, and that of the one file that Ollama makes from it, without a mean of pixels."""
+    folder = write_vision_model(tmp_path / "folder", SETTINGS[name], dtype=kind)
+    (folder / "preprocessor_config.json").write_text("{}")
+    single = write_single(folder, tmp_path / "gguf", kind)
+    return read_model(ModelFolder(folder)), read_model(with_images(GgufFile(single)))
+
+
+@pytest.mark.parametrize("name", SINGLES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_rows_of_a_single_file_are_those_of_the_folder(tmp_path: Path, name: str, dtype: str) -> None:
+    folder, single = single_of(tmp_path, name, "F32" if dtype == "float32" else "BF16")
+    for expected, rows in zip(rows_of(name, folder, dtype), rows_of(name, single, dtype), strict=True):
+        np.testing.assert_array_equal(rows, expected)
 
 
 def test_settings_are_those_of_the_folder(tmp_path: Path) -> None:

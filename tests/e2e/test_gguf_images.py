@@ -12,7 +12,7 @@ from PIL import Image as pillow
 
 from quire import LLM, SamplingParams
 from quire.core.errors import CheckpointError
-from support.gguf_projectors import write_pair
+from support.gguf_projectors import write_pair, write_single
 from support.image_models import PREPARED, write_image_model
 from support.server import running_server
 from support.tiny_images import asked_about, data_url, file_of, picture
@@ -98,6 +98,27 @@ def test_images_for_llava_are_padded_to_a_square(tmp_path: Path) -> None:
     square.paste(wide, (0, 40))
     with opened(text) as llm:
         assert answers(llm, file_of(wide)) == answers(llm, file_of(square)) != answers(llm, SQUARE)
+
+
+@pytest.mark.parametrize("name", ["gemma3"])
+def test_a_single_file_answers_as_its_folder(tmp_path: Path, name: str) -> None:
+    """As Ollama has the image encoder: in the file of the text model, without what Ollama's code has."""
+    folder = write_image_model(tmp_path / "folder", name)
+    config = json.loads((folder / "config.json").read_text())
+    config["text_config"] |= {"query_pre_attn_scalar": 16, "layer_types": ["sliding_attention"] * 3}
+    config["text_config"] |= {"rms_norm_eps": 1e-6, "rope_theta": 1e6}
+    (folder / "config.json").write_text(json.dumps(config))
+    single = write_single(folder, tmp_path / "gguf")
+    with opened(folder) as llm:
+        expected, needs = answers(llm, CAT, DOG), llm.report.plan.needs
+    with opened(single) as llm:
+        assert answers(llm, CAT, DOG) == expected and expected[0] != expected[1]
+        assert "reads images" in str(llm.report) and "image encoder:" not in str(llm.report)
+        assert llm.report.plan.needs.weight_bytes == needs.weight_bytes
+        assert llm.report.plan.needs.activation_bytes == needs.activation_bytes
+    with opened(single, mmproj="none") as llm:
+        assert "reads images" not in str(llm.report)
+        assert llm.report.plan.needs.weight_bytes < needs.weight_bytes
 
 
 def test_without_the_image_encoder_a_model_reads_text_only(pair: tuple[Path, Path]) -> None:

@@ -70,6 +70,7 @@ EXACT = {
     Activation.SILU: lambda x: x / (1 + math.exp(-x)),
     Activation.GELU: lambda x: x * 0.5 * math.erfc(-x / math.sqrt(2)),
     Activation.GELU_TANH: lambda x: 0.5 * x * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
+    Activation.QUICK_GELU: lambda x: x / (1 + math.exp(-1.702 * x)),
     Activation.CLAMPED_SWIGLU: lambda x: min(x, 7.0) / (1 + math.exp(-1.702 * min(x, 7.0))),
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,18 +15,21 @@ import pytest
 
 from quire.cli.models import list_models
 from quire.compute.adapters.places import modules_of
+from quire.compute.gguf.header import GgufHeader
+from quire.compute.gguf.projector import Projector
 from quire.compute.gguf.source import GgufFile
 from quire.compute.models import read_model
 from quire.compute.models.hub import place_notices, resolve_model
 from quire.compute.models.image_encoders import MAX_TRIED, chosen, with_images
 from quire.compute.models.source import ModelFolder, ModelSource
 from quire.compute.models.stores import IMAGES_LAYER, MODEL_LAYER, PARAMS_LAYER
+from quire.compute.vision.weights import fitted
 from quire.core.clock import ManualClock
 from quire.core.config import EngineConfig
 from quire.core.errors import CheckpointError, InvalidConfigError, ModelError
 from quire.engine.images.reader import ImageReader
 from quire.engine.near_names import keyword_meant_by, meant_by
-from support.gguf_projectors import write_pair, write_projector
+from support.gguf_projectors import write_pair, write_projector, write_single
 from support.image_models import write_image_model
 from support.vision_models import SETTINGS, vision_of, write_vision_model
 
@@ -220,6 +224,93 @@ def test_ollamas_manifest_names_the_image_encoder(made: Path, tmp_path: Path, mo
         if each.name == "eye:latest"
     )
     assert row.reason == "reads images" and row.num_bytes == text.stat().st_size + encoder.stat().st_size
+
+
+@pytest.fixture(scope="module")
+def single(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a file of Gemma 3 with its image encoder, as Ollama makes it."""
+    top = tmp_path_factory.mktemp("single")
+    return write_single(write_vision_model(top / "folder", SETTINGS["gemma3"]), top / "gguf")
+
+
+def test_a_model_of_ollama_has_its_image_encoder_in_its_file(
+    single: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path / "store"))
+    add_to_ollama(tmp_path / "store", {MODEL_LAYER: single}, "own")
+    source = resolve_model("own")
+    blob = tmp_path / "store/blobs" / f"sha256-{ord('o'):064x}"
+    assert reads_images(source) and source.weight_paths() == [blob]
+    assert source.where("config.json") == source.where("preprocessor_config.json") == str(blob)
+    assert place_notices("own:latest", source) == (f"own:latest is {blob}",)
+    assert not reads_images(resolve_model("own", "none")) and not reads_images(GgufFile(single))
+    environ = {"OLLAMA_MODELS": str(tmp_path / "store")}
+    row = next(each for each in list_models(tmp_path, environ, ManualClock()) if each.name == "own:latest")
+    assert row.reason == "reads images" and row.num_bytes == single.stat().st_size
+
+
+def test_a_file_next_to_a_single_file_is_used_if_there_is_one(single: Path, tmp_path: Path) -> None:
+    shutil.copy(single, tmp_path / "model.gguf")
+    write_projector(single.parents[1] / "folder", tmp_path / "mmproj-F32.gguf")
+    assert encoder_of(resolve_model(str(tmp_path / "model.gguf"))) == "mmproj-F32.gguf"
+    assert encoder_of(resolve_model(str(tmp_path / "model.gguf"), str(single))) == "model.gguf"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"mm.tokens_per_image": 5}, "gemma3.mm.tokens_per_image is 5; allowed: a square, with a root that divides 8"),
+        ({"mm.tokens_per_image": 9}, "a square, with a root that divides 8"),
+        ({"mm.tokens_per_image": 256}, "a square, with a root that divides 8"),
+        ({"mm.tokens_per_image": None}, "gemma3.mm.tokens_per_image is None; allowed: a square"),
+        ({"vision.patch_size": 0}, "gemma3.vision.patch_size is 0"),
+    ],
+)
+def test_a_single_file_that_does_not_fit_reads_text_and_says_why(
+    single: Path, tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
+    odd = write_single(single.parents[1] / "folder", tmp_path / "odd", **changes)
+    source = resolve_model(str(odd))
+    assert encoder_of(source) == "" and not reads_images(source)
+    (notice,) = place_notices(str(odd), source)
+    assert notice.startswith(f"text only: the image encoder {odd} is not used: ") and words in notice
+
+
+def test_errors_name_the_tensors_of_a_single_file_as_it_does(single: Path, tmp_path: Path) -> None:
+    odd = write_single(single.parents[1] / "folder", tmp_path / "odd", **{"vision.embedding_length": 34})
+    model = read_model(resolve_model(str(odd)))
+    with pytest.raises(CheckpointError, match=r"model\.gguf: tensor v\.patch_embedding\.weight is .*--mmproj none"):
+        fitted(vision_of(model), model.source.tensors())
+
+
+def test_files_of_ollama_leave_out_settings_of_gemma_3(single: Path, tmp_path: Path) -> None:
+    """Its code has them: the epsilon of norms, the bases of positions, and the scaling of models with long contexts."""
+
+    def text(**changes: Any) -> dict[str, Any]:
+        source = GgufFile(write_single(single.parents[1] / "folder", tmp_path / str(len(changes)), **changes))
+        return source.json_object("config.json")
+
+    usual = text()
+    assert (usual["rms_norm_eps"], usual["rope_theta"], usual["rope_local_base_freq"]) == (1e-6, 1e6, 1e4)
+    assert "rope_scaling" not in usual
+    named = text(**{"rope.global.freq_base": 5e5, "rope.local.freq_base": 5e3, "context_length": 131_072})
+    assert (named["rope_theta"], named["rope_local_base_freq"]) == (5e5, 5e3)
+    assert named["rope_scaling"] == {"rope_type": "linear", "factor": 8.0}
+
+
+def test_a_token_without_a_row_stands_for_no_image(single: Path, tmp_path: Path) -> None:
+    """Some files of Ollama have more tokens than rows: <image_soft_token> is the first one without a row."""
+    header = GgufHeader.read(single)
+    tokens = [f"<{number}>" for number in range(64)] + ["<image_soft_token>"]
+    for unused, expected in (("<unused0>", 6), ("<7>", None)):
+        tokens[6] = unused
+        odd = replace(header, settings={**header.settings, "tokenizer.ggml.tokens": tokens})
+        if expected is None:
+            with pytest.raises(CheckpointError, match="without <image_soft_token>"):
+                Projector.read(single, odd)
+        else:
+            assert Projector.read(single, odd).file.token_id == expected
 
 
 def test_lm_studio_and_the_hub_have_it_next_to_the_model(

@@ -13,6 +13,7 @@ from quire.compute.worker.image_queue import EncodedImages, ImageQueue, key_of
 from quire.core.clock import ManualClock
 from quire.core.config import MemoryConfig, SchedulerConfig
 from quire.core.errors import InvalidRequestError
+from quire.core.executor import ImageEncoding
 from quire.core.images import Image
 from quire.core.kv_spec import KVCacheSpec, KVGroup
 from quire.core.request import DEFAULT_SCOPE, CacheScope, FinishReason, Request
@@ -143,6 +144,20 @@ def test_images_without_room_wait_until_others_are_computed() -> None:
     assert [queue.advance(0.0) for _ in range(20)] == [[]] * 19 + [["d"]], "alone, a request may have any images"
 
 
+def test_images_that_are_encoded_already_do_not_keep_others_waiting() -> None:
+    queue = ImageQueue(SlowEncoder(slices=1), EncodedImages(max_rows=12))
+    queue.add("0", [image(1)], ADA)
+    assert queue.advance(0.0) == ["0"]
+    queue.add("large", [image(2), image(3), image(4)], BOB)
+    for number in range(1, 4):
+        assert queue.advance(0.0) == []
+        assert not queue.add(str(number), [image(1)], ADA)
+    queue.drop("0")
+    assert [queue.advance(0.0) for _ in range(3)] == [[], [], ["large"]]
+    for number in range(1, 4):
+        queue.drop(str(number))
+
+
 def test_a_request_that_was_aborted_can_come_back() -> None:
     queue = ImageQueue(SlowEncoder(slices=2), EncodedImages(ROOM))
     queue.add("a", [image(1)], ADA)
@@ -262,7 +277,7 @@ def test_images_of_a_preempted_request_are_encoded_between_steps_too() -> None:
     shown = engine.add("shown", image(1), max_tokens=9)
     while shown.num_output_tokens < 3:
         engine.core.step()
-    engine.core._tend_images()
+    engine.core._images.tend()
     assert not engine.encoded.num_held
     engine.core.scheduler._preemption.preempt(shown)
     engine.encoded._rows.clear()
@@ -272,6 +287,30 @@ def test_images_of_a_preempted_request_are_encoded_between_steps_too() -> None:
     engine.core.run()
     engine.check(shown)
     assert shown.num_output_tokens == 9 and not engine.encoded.num_held
+
+
+def test_many_preempted_requests_are_tended_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(SlowEncoder(slices=1))
+    requests = [engine.add(str(shade), image(shade), max_tokens=9) for shade in range(4)]
+    while not all(each.num_output_tokens for each in requests):
+        engine.core.step()
+    engine.core._images.tend()
+    engine.core.scheduler._preemption.set_back(requests)
+    engine.encoded._rows.clear()
+    encode, under_way, depths = engine.core._encode_images, list[str](), list[int]()
+
+    def noted(request: Request, images: ImageEncoding) -> None:
+        under_way.append(request.request_id)
+        depths.append(len(under_way))
+        encode(request, images)
+        under_way.pop()
+
+    monkeypatch.setattr(engine.core, "_encode_images", noted)
+    engine.core.send(Clear())
+    assert depths == [1] * 4
+    engine.core.run()
+    for request in requests:
+        engine.check(request)
 
 
 def test_texts_get_as_much_time_as_a_slow_image() -> None:

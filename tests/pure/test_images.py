@@ -31,6 +31,7 @@ from support.tiny_images import (
     CONTENT_AS_TEXT,
     FOLDERS,
     SMOLVLM,
+    VOCAB_SIZE,
     asked_about,
     data_url,
     file_of,
@@ -211,12 +212,24 @@ def test_nothing_is_fetched(smolvlm: Tokenizer, url: str) -> None:
         (7, "bytes, a pathlib.Path"),
         ({}, "bytes, a pathlib.Path"),
         (Path("/nowhere/cat.png"), "a file that can be read"),
-        (Path("/dev/zero"), "a file that can be read"),
+        (Path("/dev/zero"), "a plain file"),
         (b"", "a PNG, JPEG, WebP or GIF image"),
     ],
 )
 def test_what_is_no_image_is_refused(smolvlm: Tokenizer, value: Any, allowed: str) -> None:
     assert allowed in refusal(lambda: encode_prompt(asked_about(value), smolvlm)).allowed
+
+
+@pytest.mark.parametrize("key", ["url", "path", "base64"])
+def test_a_part_for_an_image_has_it_under_its_own_name(smolvlm: Tokenizer, key: str) -> None:
+    messages = [{"role": "user", "content": [{"type": "image", key: "cat.png"}]}]
+    error = refusal(lambda: encode_prompt(messages, smolvlm))
+    assert error.value == f"a part with type, {key}" and error.allowed.endswith('in "image"')
+
+
+def test_an_error_names_a_file_once(smolvlm: Tokenizer) -> None:
+    error = refusal(lambda: encode_prompt(asked_about(Path("/nowhere/cat.png")), smolvlm))
+    assert error.value == "/nowhere/cat.png: No such file or directory"
 
 
 @pytest.mark.parametrize("url", [None, 7, {}, {"url": None}, {"url": 7}, {"url": "aGk="}, "cat.png", [], {"url": []}])
@@ -330,6 +343,7 @@ def test_other_parts_are_still_refused(smolvlm: Tokenizer) -> None:
     content = [*asked_about(SMALL)[0]["content"], {"type": "input_audio", "input_audio": {}}]
     error = refusal(lambda: encode_prompt([{"role": "user", "content": content}], smolvlm))
     assert error.field == "messages[0].content[2].type"
+    assert error.allowed == "'text', 'image' or 'image_url': other parts are not supported"
 
 
 def test_images_have_limits(smolvlm: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -435,6 +449,19 @@ def test_the_vocabulary_must_have_the_tokens_of_images(tmp_path: Path) -> None:
     files.write_text(files.read_text().replace("<fake_token_around_image>", "<other>"))
     with pytest.raises(CheckpointError, match="a tokenizer without <fake_token_around_image>"):
         open_tokenizer(tmp_path)
+
+
+def test_the_vocabulary_and_the_model_must_agree_on_the_token_of_images(tmp_path: Path) -> None:
+    write_folder(tmp_path, "SmolVLM")
+    files = ModelFolder(tmp_path)
+    token = open_tokenizer(tmp_path).id_of("<image>")
+    assert token is not None
+    for placeholder in (token, None):
+        images = ImageReader.open(files, max_tokens=100, placeholder_id=placeholder)
+        assert Tokenizer.open(files, vocab_size=VOCAB_SIZE, images=images).images is images
+    images = ImageReader.open(files, max_tokens=100, placeholder_id=token + 1)
+    with pytest.raises(CheckpointError, match=f"<image> is {token}; allowed: {token + 1}, the token of images"):
+        Tokenizer.open(files, vocab_size=VOCAB_SIZE, images=images)
 
 
 def test_an_image_of_pillow_stays_as_it_is(smolvlm: Tokenizer) -> None:

@@ -16,7 +16,7 @@ import pytest
 from quire.compute import models
 from quire.compute.gguf.settings import ARCHITECTURES
 from quire.compute.gguf.tokenizer import SPLITTERS
-from quire.compute.models import ModelDescription, read_model
+from quire.compute.models import NO_SETTINGS, ModelDescription, read_model
 from quire.compute.models.base import LayerSpec
 from quire.compute.models.generation import GenerationDefaults
 from quire.compute.models.parts import Part, WeightSource
@@ -985,11 +985,20 @@ def test_gemma_3_turns_near_and_far_layers_differently(tmp_path: Path) -> None:
     assert {group.window for group in groups} == {None, 512}
 
 
+def test_a_multimodal_model_says_why_it_reads_no_images(tmp_path: Path) -> None:
+    settings = PUBLISHED["gemma-3-4b"][0]
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    (notice,) = read_model(ModelFolder(tmp_path)).notices
+    assert notice == "a multimodal model without preprocessor_config.json: only its text model is served"
+    (notice,) = read_model(ModelFolder(tmp_path), images=False).notices
+    assert notice == "a multimodal model: only its text model is served"
+
+
 def test_gemma_3_with_an_eye_is_served_as_text(tmp_path: Path) -> None:
     model = read(tmp_path, PUBLISHED["gemma-3-4b"][0])
     spec = model.spec
     assert (model.eos_token_ids, spec.vocab_size, spec.context_length) == ((1, 106), 262208, 131072)
-    assert model.notices == ("a multimodal model: only its text model is served",)
+    assert model.notices == (NO_SETTINGS,)
     assert "language_model.model.layers.33.mlp.up_proj.weight" in expected_tensors(spec)
     assert "language_model.lm_head.weight" in spec.ignored_tensors
     assert spec.ignored_prefixes == ("multi_modal_projector.", "vision_tower.")
@@ -1004,7 +1013,7 @@ def test_queries_of_ministral_3_grow_with_their_position(tmp_path: Path) -> None
     assert rope is not None
     assert (rope.query_growth, rope.growth_length) == (float(np.float32(0.1)), 16384)
     assert (rope.scale, spec.context_length, model.dtype) == (1.0, 262144, "bfloat16")
-    assert model.notices == ("a multimodal model: only its text model is served",)
+    assert model.notices == (NO_SETTINGS,)
     text = PUBLISHED["Ministral-3-3B"][0]["text_config"]
     assert isinstance(text, dict)
     alone = {**text, "architectures": ["Ministral3ForCausalLM"]}
@@ -1075,7 +1084,7 @@ def test_weights_of_experts_of_qwen3_vl_add_up_to_one(tmp_path: Path) -> None:
 def test_positions_of_a_text_in_qwen_vl_are_those_of_qwen(tmp_path: Path) -> None:
     flat = PUBLISHED["Qwen2.5-VL-3B"][0]
     model = read(tmp_path, flat)
-    assert model.notices == ("a multimodal model: only its text model is served",)
+    assert model.notices == (NO_SETTINGS,)
     plain = {**flat, "architectures": ["Qwen2ForCausalLM"], "rope_scaling": None, "vision_config": None}
     layers = [replace(layer, rope=layer.rope and replace(layer.rope, axes=())) for layer in model.spec.layers]
     without_axes = replace(model.spec, layers=tuple(layers))

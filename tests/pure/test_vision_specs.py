@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from quire.compute.models import TEXT_ONLY, ModelDescription, read_model
+from quire.compute.models import NO_SETTINGS, TEXT_ONLY, ModelDescription, read_model
 from quire.compute.models.parts import NormKind, NormSpec, Part
 from quire.compute.models.source import ModelFolder
 from quire.compute.models.sublayers import Activation
@@ -310,7 +310,7 @@ def test_a_folder_without_settings_for_images_is_served_as_text(tmp_path: Path) 
     (tmp_path / "preprocessor_config.json").unlink()
     (tmp_path / "processor_config.json").write_text('{"image_seq_len": 64}')
     model = read_model(ModelFolder(tmp_path))
-    assert (model.vision, model.notices) == (None, (TEXT_ONLY,))
+    assert (model.vision, model.notices) == (None, (NO_SETTINGS,))
 
 
 REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {

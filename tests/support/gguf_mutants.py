@@ -26,7 +26,7 @@ from support.gguf_drafts import (
     Tensor,
     whole_model,
 )
-from support.gguf_projector_drafts import whole_pair
+from support.gguf_projector_drafts import whole_pair, whole_single
 
 LENGTHS = (0, 1, 2, 3, 4, 7, 8, 16, 31, 32, 33, 255, 256, 1000, 4096, 1 << 16, 1 << 20, 4_000_000, 1 << 26)
 LARGE = ((1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 32, 1 << 53, 1 << 60, (1 << 63) - 1, 1 << 63, (1 << 64) - 32)
@@ -276,7 +276,9 @@ def mutant(seed: int) -> dict[str, bytes]:
     """Return the files of a mutant, by name; the first one is the model. One in six has an image encoder."""
     draw = random.Random(seed)
     if seed % 6 == 5:
-        return _pair(draw)
+        return (
+            _pair(draw) if draw.random() < 0.8 else {"m.gguf": _written(draw, _changed(draw, whole_single(draw)), 0.2)}
+        )
     draft = whole_model(draw)
     if draw.random() < 0.08:
         return _parts(draw, draft)
@@ -291,14 +293,20 @@ def _pair(draw: random.Random) -> dict[str, bytes]:
     """Return a model and its image encoder, mostly with a change in the latter."""
     text, encoder = whole_pair(draw)
     changed = encoder if draw.random() < 0.9 else text
-    if draw.random() < 0.9:
-        for change in draw.choices(CHANGES, WEIGHTS, k=draw.choice([1, 1, 1, 2, 3])):
-            if changed.pairs and changed.tensors:
-                change(draw, changed)
+    _changed(draw, changed)
     files = {"m.gguf": _written(draw, text, 0.02), "mmproj.gguf": _written(draw, encoder, 0.25)}
     if draw.random() < 0.02:
         return {"m.gguf": files["mmproj.gguf"]}
     return files
+
+
+def _changed(draw: random.Random, draft: Draft) -> Draft:
+    """Change a model with images, mostly."""
+    if draw.random() < 0.9:
+        for change in draw.choices(CHANGES, WEIGHTS, k=draw.choice([1, 1, 1, 2, 3])):
+            if draft.pairs and draft.tensors:
+                change(draw, draft)
+    return draft
 
 
 def _written(draw: random.Random, draft: Draft, chance: float) -> bytes:

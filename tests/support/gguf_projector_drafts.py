@@ -14,6 +14,9 @@ TEXTS = {
     **{"gemma3": "gemma3", "idefics3": "llama", "lfm2": "lfm2", "mlp": "llama", "pixtral": "llama"},
     "qwen3vl_merger": "qwen3vl",
 }
+SINGLES = {"gemma3": "gemma3"}
+"""The text model of a file that has its image encoder → the kind of this one."""
+
 TOKENS = {
     "gemma3": [b"<image_soft_token>", b"<start_of_image>", b"<end_of_image>"],
     "idefics3": [b"<image>", b"<fake_token_around_image>"],
@@ -45,6 +48,43 @@ def whole_pair(draw: random.Random) -> tuple[Draft, Draft]:
     encoder = Draft(_settings(draw, kind), tensors)
     encoder.place()
     return text, encoder
+
+
+def whole_single(draw: random.Random) -> Draft:
+    """Return a text model with its image encoder in the same file, as Ollama has them."""
+    name = draw.choice(sorted(SINGLES))
+    text = model_of(draw, name)
+    _add_tokens(text, TOKENS[SINGLES[name]][draw.random() < 0.05 :])
+    text.pairs += _own_settings(draw, name)
+    number = draw.choice([0, 1, 30])
+    for stored, shape in _shapes(draw, SINGLES[name]):
+        text.tensors.append(Tensor(_name_in_ollama(stored, shape).encode(), shape, number if len(shape) > 1 else 0))
+    text.place()
+    return text
+
+
+def _own_settings(draw: random.Random, name: str) -> list[Pair]:
+    sizes = {
+        **{"vision.attention.head_count": 2, "vision.block_count": 1, "vision.embedding_length": ROWS},
+        **{"vision.feed_forward_length": INNER, "vision.image_size": SIDE * PATCH, "vision.patch_size": PATCH},
+        **{"vision.num_channels": 3, "mm.tokens_per_image": draw.choice([4, 4, 4, 16, 3])},
+    }
+    epsilon = Pair(f"{name}.vision.attention.layer_norm_epsilon".encode(), F32, 1e-6)
+    return [epsilon, *(Pair(f"{name}.{key}".encode(), U32, size) for key, size in sizes.items())]
+
+
+def _name_in_ollama(stored: str, shape: list[int]) -> str:
+    """Return the name that Ollama has for a tensor of SigLIP."""
+    if ".ffn_" in stored:
+        stem, _, end = stored.rpartition(".")
+        return f"{stem.rpartition('.')[0]}.mlp.fc{1 if shape[-1] == INNER else 2}.{end}"
+    for theirs, ours in (
+        *(("v.patch_embd", "v.patch_embedding"), ("v.position_embd", "v.position_embedding")),
+        *(("v.post_ln", "v.post_layernorm"), (".attn_out", ".attn_output"), (".ln", ".layer_norm")),
+        *(("mm.soft", "mm.mm_soft"), ("mm.input", "mm.mm_input")),
+    ):
+        stored = stored.replace(theirs, ours)
+    return stored
 
 
 def _add_tokens(text: Draft, tokens: list[bytes]) -> None:

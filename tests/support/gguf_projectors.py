@@ -71,7 +71,16 @@ Numbers = NDArray[np.float32]
 def write_pair(folder: Path, target: Path, kind: str = "F32", *, name: str = "model.gguf") -> tuple[Path, Path]:
     """Write the model of a folder with images as two files, matrices as a type of GGUF; return the paths."""
     target.mkdir(parents=True, exist_ok=True)
-    config, tensors = _read(folder)
+    writing = _text(folder, target, *_read(folder), name=name)
+    writing.weights(gguf.GGMLQuantizationType[kind])
+    writing.close()
+    return target / name, write_projector(folder, target / f"mmproj-{name}", kind)
+
+
+def _text(
+    folder: Path, target: Path, config: dict[str, Any], tensors: dict[str, Numbers], *, name: str = "model.gguf"
+) -> GgufWriting:
+    """Return the text model in the making, with settings and a tokenizer."""
     family = config["architectures"][0].removesuffix("ForConditionalGeneration")
     text = target / "text"
     text.mkdir()
@@ -87,9 +96,7 @@ def write_pair(folder: Path, target: Path, kind: str = "F32", *, name: str = "mo
     writing = GgufWriting(text, target / name, architecture=ARCHITECTURES.get(settings["model_type"]))
     writing.settings()
     _write_tokenizer(writing, folder)
-    writing.weights(gguf.GGMLQuantizationType[kind])
-    writing.close()
-    return target / name, write_projector(folder, target / f"mmproj-{name}", kind)
+    return writing
 
 
 def write_projector(folder: Path, path: Path, kind: str = "F32", *, splits: bool = False, **changes: Any) -> Path:
@@ -153,6 +160,55 @@ def write_projector(folder: Path, path: Path, kind: str = "F32", *, splits: bool
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def write_single(folder: Path, target: Path, kind: str = "F32", **changes: Any) -> Path:
+    """Write the model of a folder with images as one file, as Ollama's converter does; return its path.
+
+    `changes` replace settings of the image encoder by their last names; without None.
+    """
+    target.mkdir(parents=True, exist_ok=True)
+    config, tensors = _read(folder)
+    vision, writing = config["vision_config"], _text(folder, target, config, tensors)
+    name, writer = gguf.MODEL_ARCH_NAMES[writing.architecture], writing.writer
+    settings = {
+        "vision.attention.head_count": vision["num_attention_heads"],
+        "vision.block_count": vision["num_hidden_layers"],
+        "vision.embedding_length": vision["hidden_size"],
+        "vision.feed_forward_length": vision["intermediate_size"],
+        "vision.image_size": vision["image_size"],
+        "vision.num_channels": 3,
+        "vision.patch_size": vision["patch_size"],
+    }
+    if name == "gemma3":
+        settings |= {"mm.tokens_per_image": config["mm_tokens_per_image"]}
+        settings |= {"vision.attention.layer_norm_epsilon": vision.get("layer_norm_eps", 1e-6)}
+        for key in ("attention.layer_norm_rms_epsilon", "rope.freq_base"):  # published files do not have them
+            del writer.kv_data[0][f"{name}.{key}"]
+    for key, value in (settings | changes).items():
+        if value is not None:
+            _add(writer, f"{name}.{key}", value)
+    for stored, numbers in tensors.items():
+        if stored.startswith(OF_IMAGES):
+            _add_tensor(writer, *_of_ollama(stored, numbers), kind)
+    writing.weights(gguf.GGMLQuantizationType[kind])
+    writing.close()
+    return target / "model.gguf"
+
+
+def _of_ollama(name: str, numbers: Numbers) -> tuple[str, Numbers]:
+    """Return a tensor of an image encoder as Ollama's converter writes it."""
+    for theirs, ours in (
+        ("vision_tower.vision_model.embeddings.", "v."),
+        ("vision_tower.vision_model.", "v."),
+        ("encoder.layers.", "blk."),
+        ("self_attn.out_proj.", "attn_output."),
+        *((f"self_attn.{part}_proj.", f"attn_{part}.") for part in "qkv"),
+        ("input_projection_weight", "input_projection.weight"),
+        ("multi_modal_projector.", "mm."),
+    ):
+        name = name.replace(theirs, ours)
+    return name, numbers + 1 if name.endswith("_norm.weight") else numbers
 
 
 def kind_of(config: dict[str, Any]) -> str:

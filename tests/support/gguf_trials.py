@@ -39,6 +39,8 @@ def read_whole(path: Path) -> str:
     """Read all that quire reads of a file before it maps weights; return how far it came."""
     encoder = path.with_name("mmproj.gguf")
     file = GgufFile(path, image_encoder=encoder if encoder.exists() else None)
+    if file.image_encoder is None and file.has_own_encoder:
+        file = GgufFile(path, image_encoder=path)
     model = read_model(file)
     assert isinstance(file.type, str)
     tensors, num_bytes = file.tensors(), {path: path.stat().st_size for path in path.parent.glob("*.gguf")}

@@ -15,7 +15,7 @@ from math import prod
 from pathlib import Path
 
 from quire.compute.backend import BackendFacts
-from quire.compute.gguf.source import is_gguf
+from quire.compute.gguf.header import is_gguf
 from quire.compute.models import ENCODER, ModelDescription, read_model
 from quire.compute.models.base import DecoderSpec, LayerSpec
 from quire.compute.models.hub import GUIDE, HubName, find_kept, resolve_model, resolve_settings

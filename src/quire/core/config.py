@@ -148,8 +148,8 @@ class EngineConfig:
     skip_tokenizer_init: bool = setting(False, "take and return token ids only; load no tokenizer")
     mmproj: str = setting(
         "auto",
-        "file with the image encoder of a GGUF model; auto: the mmproj-*.gguf next to it, if one fits; none: read no "
-        "images",
+        "file with the image encoder of a GGUF model; auto: the mmproj-*.gguf next to it, if one fits, or that "
+        "in its own file; none: read no images",
         metavar="FILE",
     )
     dtype: str = setting(

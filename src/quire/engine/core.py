@@ -19,7 +19,7 @@ from quire.core.adapters import AdapterLoading
 from quire.core.clock import Clock
 from quire.core.errors import ExecutionError, ExecutorLostError
 from quire.core.executor import Executor, ImageEncoding
-from quire.core.request import FinishReason, Request, RequestStatus
+from quire.core.request import FinishReason, Request
 from quire.core.step import StepPlan
 from quire.engine.commands import (
     Add,
@@ -32,6 +32,7 @@ from quire.engine.commands import (
     Watch,
     carry_out,
 )
+from quire.engine.images_ahead import ImagesAhead
 from quire.engine.records.live import LiveFrame, LiveJournal
 from quire.engine.records.stats import EngineStats
 from quire.engine.records.step_log import StepLogWriter
@@ -41,11 +42,6 @@ from quire.scheduler.pace import StepPace
 from quire.scheduler.scheduler import Scheduler
 
 logger = logging.getLogger("quire.engine")
-
-ENCODING_S: Final = 0.05
-"""The time for images before each step; texts that are generated wait for it. What an image takes longer, steps get."""
-
-STARTS_ANEW: Final = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +73,7 @@ class EngineCore:
         self._clock = clock
         self._log = log
         self._adapters = extras.adapters
-        self._images = extras.images
-        self._with_images: dict[str, Request] = {}  # those with images, until they end
-        self._holding_images: set[str] = set()  # those that have not computed all of them
-        self._awaiting_images: set[str] = set()  # those whose images are encoded before they start
-        self._next_images_s = clock.now()
+        self._images = None if extras.images is None else ImagesAhead(extras.images, scheduler, clock, self.send)
         self._disk_store = extras.disk_store
         self._to_drop: set[str] = set()  # adapters to free once no request uses them
         self._depth = scheduler.config.max_steps_under_way
@@ -105,8 +97,7 @@ class EngineCore:
         if self._log is not None:
             self._log.commanded(Add.of(request))
         if request.images and self._images is not None:
-            self._with_images[request.request_id] = request
-            self._encode_images(request, self._images)
+            self._images.add(request)
 
     def send(self, command: AnyCommand) -> None:
         """Carry out a command; raises `InvalidRequestError` for a request that can never be served. Mutates."""
@@ -122,9 +113,14 @@ class EngineCore:
                 return
             case LoadAdapter() | DropAdapter():
                 self._change_adapters(command)
+            case AwaitImages():
+                carry_out(command, self.scheduler)
+            case AwaitImages():
+                carry_out(command, self.scheduler)
             case _:
                 carry_out(command, self.scheduler)
-                self._tend_images()
+                if self._images is not None:
+                    self._images.tend()
         if self._log is not None:
             self._log.commanded(command)
         self._tell_disk()
@@ -138,9 +134,8 @@ class EngineCore:
         """
         began_s = self._clock.now()
         try:
-            self._tend_images()
-            if self._awaiting_images and self._images is not None:
-                self._go_on_encoding(self._images)
+            if self._images is not None:
+                self._images.go_on()
             return self._step(self._clock.now())
         finally:
             self._busy_s += self._clock.now() - began_s
@@ -161,7 +156,7 @@ class EngineCore:
             self._executor.submit(plan)
         self._stamp()
         if not scheduler.num_steps_under_way:
-            return StepOutcome([]) if self._awaiting_images else None
+            return None if self._images is None or not self._images.are_awaited else StepOutcome([])
         try:
             result = self._executor.collect()
         except ExecutorLostError:
@@ -183,42 +178,6 @@ class EngineCore:
             self._drop_adapters()
         self._stamp()
         return outcome
-
-    def _encode_images(self, request: Request, images: ImageEncoding) -> None:
-        """Let a request wait while its images are encoded, except those in its cached prefix. Mutates."""
-        num_cached = self.scheduler.memory.match_prefix(request).num_tokens
-        missing = [image for image in request.images if image.end > num_cached]
-        self._holding_images.add(request.request_id)
-        if images.add(request.request_id, missing, request.scope):
-            self._awaiting_images.add(request.request_id)
-            self.send(AwaitImages(request.request_id, True))
-
-    def _go_on_encoding(self, images: ImageEncoding) -> None:
-        """Encode images for a short time; requests whose images are encoded can start. Mutates."""
-        began_s = self._clock.now()
-        if began_s < self._next_images_s and self.scheduler.running:
-            return
-        for request_id in images.advance(ENCODING_S):
-            self._awaiting_images.remove(request_id)
-            self.send(AwaitImages(request_id, False))
-        ended_s = self._clock.now()
-        self._next_images_s = ended_s + (ended_s - began_s) - ENCODING_S
-
-    def _tend_images(self) -> None:
-        """Let go of images that are computed, and encode those that a preempted request computes again. Mutates."""
-        for request_id, leader in list(self._with_images.items()):
-            members = [each for each in (leader.group.members if leader.group else [leader]) if not each.is_finished]
-            waiting = next((each for each in members if each.status in STARTS_ANEW), None)
-            if self._images is None:
-                return
-            if waiting is None and all(each.num_computed >= each.images[-1].end for each in members):
-                self._images.drop(request_id)
-                self._holding_images.discard(request_id)
-            elif waiting is not None and request_id not in self._holding_images:
-                self._encode_images(waiting, self._images)
-            if not members:
-                self._awaiting_images.discard(request_id)
-                self._with_images.pop(request_id, None)
 
     def _change_adapters(self, command: LoadAdapter | DropAdapter) -> None:
         if self._adapters is None:

@@ -22,8 +22,7 @@ from quire.compute.adapters.gguf import GgufAdapter, gguf_settings
 from quire.compute.adapters.places import INNER, Module, Place, bare_name, modules_of
 from quire.compute.adapters.settings import SETTINGS_FILE, AdapterSettings
 from quire.compute.arrays import FloatArray
-from quire.compute.gguf.header import GgufHeader
-from quire.compute.gguf.source import is_gguf
+from quire.compute.gguf.header import GgufHeader, is_gguf
 from quire.compute.models.base import DecoderSpec
 from quire.compute.models.config_file import ConfigFile
 from quire.compute.models.parts import Part

@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import Final
 
 from quire.compute.gguf.named_settings import KV_HEADS, WIDTH, Settings
+from quire.compute.models.gemma3 import FULL_BASE, LOCAL_BASE
 from quire.compute.models.rope import FULL, SLIDING
 
 WIDE_HEADS: Final = MappingProxyType({"gemma2": 46, "gemma3": 62})
@@ -13,6 +14,7 @@ WIDE_HEADS: Final = MappingProxyType({"gemma2": 46, "gemma3": 62})
 
 CAP: Final = "final_logit_softcapping"
 SIZE: Final = "attention.key_length"
+LONG: Final = 131_072
 
 
 def gemma(settings: Settings) -> dict[str, object]:
@@ -21,13 +23,32 @@ def gemma(settings: Settings) -> dict[str, object]:
 
 
 def gemma2(settings: Settings) -> dict[str, object]:
-    """Return the settings of Gemma 2: those of Gemma 3, and soft caps."""
+    """Return the settings of Gemma 2: soft caps, and those of Gemma 3 too."""
     caps = ("attn_logit_softcapping", CAP)
-    return gemma3(settings) | dict.fromkeys(caps) | {cap: settings.number(cap) for cap in caps if settings.has(cap)}
+    found = {cap: settings.number(cap) for cap in caps if settings.has(cap)}
+    return _with_windows(settings) | dict.fromkeys(caps) | found
 
 
 def gemma3(settings: Settings) -> dict[str, object]:
-    """Return the settings of Gemma 3. The file's norms already include the 1 of 1 + weight."""
+    """Return the settings of Gemma 3. Files of Ollama leave out what its code has, or name it in another way.
+
+    The sizes that read images have positions divided by 8, which files with 128k of context and images may not say.
+    """
+    base = settings.number("rope.global.freq_base", FULL_BASE)
+    local = settings.number("rope.local.freq_base", LOCAL_BASE)
+    config: dict[str, object] = {
+        **_with_windows(settings),
+        "rope_theta": settings.number("rope.freq_base", base),
+        "rope_local_base_freq": settings.number("rope.freq_base_swa", local),
+    }
+    reads_images = settings.has("vision.block_count") and settings.size("context_length") >= LONG
+    if reads_images and not (settings.has("rope.scaling.type") or settings.has("rope.scaling.factor")):
+        config["rope_scaling"] = {"rope_type": "linear", "factor": 8.0}
+    return config
+
+
+def _with_windows(settings: Settings) -> dict[str, object]:
+    """Return the settings of Gemma 2 and 3. The file's norms already include the 1 of 1 + weight."""
     heads, size = settings.size("attention.head_count"), settings.size(SIZE, 256)
     is_wide = settings.size("block_count") == WIDE_HEADS[settings.architecture]
     return {

@@ -56,6 +56,11 @@ NUMBERS: Final = MappingProxyType(
 Scalar = bool | int | float | str
 
 
+def is_gguf(path: Path) -> bool:
+    """Return whether a path is the name of a GGUF file."""
+    return path.suffix.lower() == ".gguf"
+
+
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
     """A tensor in a file: its shape with the rows first, the type of its numbers, and its bytes from `start` on."""

@@ -3,7 +3,8 @@
     model.gguf ────► text_config, model.*                                  ┐ config.json and tensors by name, as in the
     mmproj-*.gguf ─► vision_config, preprocessor_config.json, vision names ┘ folder from which both files were made
 
-So families, image encoders and the readers of images do not know that there are two files. The two fit if the encoder
+So families, image encoders and the readers of images do not know that there are two files; nor that Ollama has the
+encoders of its newer models in the file of the text model (own_encoders.py). The two fit if the encoder
 makes rows of the text model's size, for an architecture that it is made for, with a token that stands for images.
 """
 
@@ -17,10 +18,11 @@ from typing import Any, Final
 
 from quire.compute.gguf.header import GgufHeader
 from quire.compute.gguf.named_settings import Settings
+from quire.compute.gguf.own_encoders import own_encoder_of, own_settings
 from quire.compute.gguf.projector_families import KINDS, kind_of
 from quire.compute.gguf.projector_kinds import IN_LAYER, EncoderFile, Kind, Object
 from quire.compute.gguf.settings import CLASSIFIER, OF_IMAGES
-from quire.compute.gguf.tensors import GgufEntry, GgufTensors, block_types_of
+from quire.compute.gguf.tensors import IMAGES, GgufEntry, GgufTensors, block_types_of
 from quire.compute.models.config_file import ConfigFile
 from quire.compute.weights.mapped_files import MappedFiles
 from quire.core.errors import CheckpointError
@@ -28,11 +30,12 @@ from quire.core.errors import CheckpointError
 ARCHITECTURE: Final = "general.architecture"
 KIND_KEYS: Final = ("clip.vision.projector_type", "clip.projector_type")
 VOCABULARY: Final = "tokenizer.ggml.tokens"
+EMBEDDING: Final = "token_embd.weight"
 
 
 @dataclass(frozen=True)
 class Projector:
-    """A file with an image encoder, next to the header of the text model. Immutable."""
+    """A file with an image encoder, next to the header of the text model; Ollama has both in one. Immutable."""
 
     header: GgufHeader
     text: GgufHeader
@@ -42,7 +45,14 @@ class Projector:
     @classmethod
     def read(cls, path: Path, text: GgufHeader) -> Projector:
         """Read the header of a file; raises `CheckpointError` if it has no encoder that quire runs, or does not fit."""
-        header = GgufHeader.read(path)
+        header = text if path == text.path else GgufHeader.read(path)
+        own = own_encoder_of(header)
+        if own is not None:
+            _require_fit(header, text, own.kind)
+            prefixes = IMAGES[str(header.settings[ARCHITECTURE])]
+            tensors = {name: each for name, each in header.tensors.items() if name.startswith(prefixes)}
+            token = _token_for_images(text, own.kind)
+            return cls(header, text, own.kind, EncoderFile(own_settings(header, own), tensors, *token))
         if header.settings.get(ARCHITECTURE) != OF_IMAGES:
             found = header.settings.get(ARCHITECTURE)
             raise CheckpointError(f"{path}: {ARCHITECTURE}", found, f"{OF_IMAGES}, an image encoder for a GGUF model")
@@ -77,7 +87,7 @@ class Projector:
         """Return all tensors of the pair by name; `text` are those of the text model alone. Does not mutate."""
         entries = {self._outer(name): entry for name, entry in text.items()}
         pieces = dict[str, dict[int, GgufEntry]]()
-        for stored, tensor in self.header.tensors.items():
+        for stored, tensor in self.file.tensors.items():
             if stored in self.kind.unused:
                 continue
             name = self.kind.name_of(stored, self.file)
@@ -105,7 +115,7 @@ class Projector:
     def stored_name(self, name: str) -> str | None:
         """Return the name of a tensor in the file of the image encoder; None if only a text model has it."""
         stored = self.kind.stored(name, self.file)
-        return stored if stored != name or name in self.header.tensors else None
+        return stored if stored != name or name in self.file.tensors else None
 
     def inner(self, name: str) -> str:
         """Return the name of a tensor of the text model alone."""
@@ -123,7 +133,9 @@ def _token_for_images(text: GgufHeader, kind: Kind) -> tuple[str, int]:
     listed: Any = text.settings.get(VOCABULARY)
     vocabulary: list[object] = listed if isinstance(listed, list) else []
     known = frozenset(vocabulary)
-    token = next((token for token in kind.tokens if token in known), None)
+    embedding = text.tensors.get(EMBEDDING)
+    rows = embedding.shape[0] if embedding is not None else len(vocabulary)
+    token = next((token for token in kind.tokens if token in known and vocabulary.index(token) < rows), None)
     if token is None:
         where, allowed = f"{text.path}: {VOCABULARY}", "a token that stands for images"
         raise CheckpointError(where, f"without {kind.tokens[0]}", allowed)
@@ -161,8 +173,9 @@ class PairTensors(GgufTensors):
 
     @property
     def name(self) -> str:
-        """The names of both files."""
-        return f"{self._projector.text.path} with {self._projector.header.path.name}"
+        """The name of the file, or the names of both."""
+        text, images = self._projector.text.path, self._projector.header.path
+        return str(text) if images == text else f"{text} with {images.name}"
 
     def stored_name(self, name: str) -> str:
         """Return a file's name for a tensor; the file need not have it."""

@@ -17,6 +17,7 @@ from quire.compute.gguf.projector_kinds import (
     EncoderFile,
     Kind,
     Object,
+    in_module,
     pixels,
     rows_per_side,
     tower,
@@ -258,10 +259,6 @@ def _qwen_processor(least: int, most: int) -> Callable[[EncoderFile], Object]:
 # -----------------------------------------------------------------------------------------------
 
 
-def _in(prefix: str, names: Mapping[str, str]) -> dict[str, str]:
-    return {theirs: prefix + ours for theirs, ours in names.items()}
-
-
 IMAGE: Final = ("<image>",)
 SMOLVLM, LLAVA, PIXTRAL = "model.vision_model.", "vision_tower.vision_model.", "vision_tower."
 LFM2, PROJECTOR = "model.vision_tower.vision_model.", "multi_modal_projector."
@@ -272,8 +269,8 @@ PIXTRAL_KIND: Final = Kind(
     text_names=NEXT_TO_IMAGES,
     layers=PIXTRAL + "transformer.layers.",
     once={
-        **_in(PIXTRAL, {"v.patch_embd": "patch_conv", "v.pre_ln": "ln_pre"}),
-        **_in(PROJECTOR, {"mm.1": "linear_1", "mm.2": "linear_2", "mm.input_norm": "norm"}),
+        **in_module(PIXTRAL, {"v.patch_embd": "patch_conv", "v.pre_ln": "ln_pre"}),
+        **in_module(PROJECTOR, {"mm.1": "linear_1", "mm.2": "linear_2", "mm.input_norm": "norm"}),
         "mm.patch_merger": PROJECTOR + "patch_merger.merging_layer",
     },
     layer=MappingProxyType(
@@ -297,7 +294,7 @@ PLAIN_KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
             text_names=NEXT_TO_IMAGES,
             layers=LLAVA + "encoder.layers.",
             once={
-                **_in(LLAVA, AROUND),
+                **in_module(LLAVA, AROUND),
                 "mm.input_projection.weight": PROJECTOR + "mm_input_projection_weight",
                 "mm.soft_emb_norm": PROJECTOR + "mm_soft_emb_norm",
             },
@@ -312,7 +309,7 @@ PLAIN_KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
             texts=MappingProxyType({"llama": "llama"}),
             text_names=("model.", "model.text_model."),
             layers=SMOLVLM + "encoder.layers.",
-            once={**_in(SMOLVLM, AROUND), "mm.model.fc": "model.connector.modality_projection.proj"},
+            once={**in_module(SMOLVLM, AROUND), "mm.model.fc": "model.connector.modality_projection.proj"},
             layer=LAYER,
             output=("mm.model.fc.weight", 0),
             tokens=IMAGE,
@@ -325,8 +322,10 @@ PLAIN_KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
             text_names=("model.", "model.language_model."),
             layers=LFM2 + "encoder.layers.",
             once={
-                **_in(LFM2, AROUND),
-                **_in(f"model.{PROJECTOR}", {"mm.1": "linear_1", "mm.2": "linear_2", "mm.input_norm": "layer_norm"}),
+                **in_module(LFM2, AROUND),
+                **in_module(
+                    f"model.{PROJECTOR}", {"mm.1": "linear_1", "mm.2": "linear_2", "mm.input_norm": "layer_norm"}
+                ),
             },
             layer=LAYER,
             tokens=IMAGE,
@@ -339,7 +338,7 @@ PLAIN_KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
             texts=MappingProxyType({"llama": "llama", "qwen2": "qwen2"}),
             text_names=NEXT_TO_IMAGES,
             layers=LLAVA + "encoder.layers.",
-            once={**_in(LLAVA, AROUND), **_in(PROJECTOR, {"mm.0": "linear_1", "mm.2": "linear_2"})},
+            once={**in_module(LLAVA, AROUND), **in_module(PROJECTOR, {"mm.0": "linear_1", "mm.2": "linear_2"})},
             layer=LAYER,
             tokens=(*IMAGE, "<unk>", "<|reserved_special_token_0|>"),
             config=_llava,
@@ -363,7 +362,7 @@ def _qwen_kind(name: str, config: Callable[[EncoderFile], Object], gated: bool) 
         once={
             **QWEN_PATCHES,
             "v.post_ln": "visual.merger.ln_q",
-            **_in("visual.merger.mlp.", {"mm.0": "0", "mm.2": "2"}),
+            **in_module("visual.merger.mlp.", {"mm.0": "0", "mm.2": "2"}),
         },
         layer={
             **dict.fromkeys(QKV, "attn.qkv"),
@@ -400,8 +399,8 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
             layers="model.visual.blocks.",
             once={
                 **{theirs: f"model.{ours}" for theirs, ours in QWEN_PATCHES.items()},
-                **_in("model.visual.", {"v.patch_embd": "patch_embed.proj", "v.position_embd": "pos_embed"}),
-                **_in("model.visual.merger.", {"v.post_ln": "norm", "mm.0": "linear_fc1", "mm.2": "linear_fc2"}),
+                **in_module("model.visual.", {"v.patch_embd": "patch_embed.proj", "v.position_embd": "pos_embed"}),
+                **in_module("model.visual.merger.", {"v.post_ln": "norm", "mm.0": "linear_fc1", "mm.2": "linear_fc2"}),
             },
             layer={
                 **dict.fromkeys(("attn_qkv", *QKV), "attn.qkv"),  # in files that Ollama makes, each is a tensor

@@ -164,6 +164,11 @@ def _key_of(names: Mapping[str, str], ours: str) -> str | None:
     return next((theirs for theirs, name in names.items() if name == ours), None)
 
 
+def in_module(prefix: str, names: Mapping[str, str]) -> dict[str, str]:
+    """Return names with the beginning of those in a module of Hugging Face."""
+    return {theirs: prefix + ours for theirs, ours in names.items()}
+
+
 def tower(file: EncoderFile, activation: str) -> Object:
     """Return the sizes of a vision transformer."""
     return {

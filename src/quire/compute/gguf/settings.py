@@ -96,6 +96,9 @@ LAYER_NORMS: Final = MappingProxyType(
 )
 """Architectures whose epsilon has the name of that of layer norms → its name in config.json."""
 
+USUAL_EPSILONS: Final = MappingProxyType({"gemma3": 1e-6})
+"""The epsilon of RMS norms in files that do not set it: those of Ollama."""
+
 RECURRENT: Final = frozenset(
     {"granitehybrid", "lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe", "qwen35", "qwen35moe", "qwen3next"}
 )
@@ -248,7 +251,9 @@ def _llama_like(settings: Settings) -> dict[str, object]:
     if settings.architecture in LAYER_NORMS:
         config[LAYER_NORMS[settings.architecture]] = settings.number("attention.layer_norm_epsilon")
     else:
-        config["rms_norm_eps"] = settings.number("attention.layer_norm_rms_epsilon")
+        config["rms_norm_eps"] = settings.number(
+            "attention.layer_norm_rms_epsilon", USUAL_EPSILONS.get(settings.architecture)
+        )
     if settings.has("attention.key_length") and not settings.has("attention.kv_lora_rank"):
         size = config["head_dim"] = settings.size("attention.key_length")
         if settings.size("attention.value_length", size) != size:

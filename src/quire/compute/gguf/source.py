@@ -1,6 +1,6 @@
 """GgufFile: a model in a GGUF file, as a `ModelSource` with the files of a Hugging Face folder.
 
-Its image encoder, if it has one, is in a second file (projector.py).
+Its image encoder, if it has one, is in a second file, or in the same one (projector.py).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 
 from quire.compute.gguf.header import PART, GgufHeader, parts_of
+from quire.compute.gguf.own_encoders import own_encoder_of
 from quire.compute.gguf.projector import PairTensors, Projector
 from quire.compute.gguf.settings import config_of, dense_config_of, file_type_of, pooling_config_of
 from quire.compute.gguf.tensors import GgufTensors
@@ -24,11 +25,6 @@ OBJECTS = ("config.json", "generation_config.json", "tokenizer_config.json")
 TOKENIZER = "tokenizer.json"
 POOLING = "1_Pooling/config.json"
 FOR_IMAGES = "preprocessor_config.json"
-
-
-def is_gguf(path: Path) -> bool:
-    """Return whether a path is the name of a GGUF file."""
-    return path.suffix.lower() == ".gguf"
 
 
 def is_later_part(path: Path) -> bool:
@@ -50,7 +46,8 @@ def has_image_encoder(name: str) -> bool:
 class GgufFile:
     """Implements `ModelSource`. The headers are read once, at first use.
 
-    `image_encoder`: the file with it; None: the model reads text only. `notices`: why a file next to it is not used.
+    `image_encoder`: the file with it, perhaps the same; None: the model reads text only. `notices`: why a file next to
+    it is not used.
     """
 
     path: Path
@@ -63,15 +60,26 @@ class GgufFile:
         return str(self.path)
 
     @property
+    def second_file(self) -> Path | None:
+        """The file with the image encoder, if it is another one."""
+        return None if self.image_encoder == self.path else self.image_encoder
+
+    @property
+    def has_own_encoder(self) -> bool:
+        """Whether the file has an image encoder next to the text model. Reads the header."""
+        return own_encoder_of(self._header) is not None
+
+    @property
     def type(self) -> str:
         """The format of its numbers, such as Q4_K_M."""
         return file_type_of(self._header)
 
     def where(self, file: str) -> str:
         """Return the path of the GGUF file that has the content of a file of this name, or those of both."""
-        if self.image_encoder is None or file == TOKENIZER:
+        second = self.second_file
+        if second is None or file == TOKENIZER:
             return self.name
-        return str(self.image_encoder) if file == FOR_IMAGES else f"{self.name} with {self.image_encoder.name}"
+        return str(second) if file == FOR_IMAGES else f"{self.name} with {second.name}"
 
     def has(self, file: str) -> bool:
         """Return whether the GGUF file has the content of a file of this name."""
@@ -120,7 +128,7 @@ class GgufFile:
     def weight_paths(self) -> list[Path]:
         """Return the file, or all its parts, and that of the image encoder."""
         paths = [self.path.with_name(name) for name in parts_of(self.path.name)]
-        return paths if self.image_encoder is None else [*paths, self.image_encoder]
+        return paths if self.second_file is None else [*paths, self.second_file]
 
     @cached_property
     def _header(self) -> GgufHeader:

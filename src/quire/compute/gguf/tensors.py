@@ -29,7 +29,7 @@ SETTINGS: Final = (DIVISORS, "rope_factors_long.weight", "rope_factors_short.wei
 """Tensors that are settings: the divisors of the frequencies of positions."""
 
 IMAGES: Final = MappingProxyType(
-    {"gemma4": ("v.", "mm.", "a."), **dict.fromkeys(("lfm2", "qwen35", "qwen35moe"), ("v.", "mm."))}
+    {"gemma4": ("v.", "mm.", "a."), **dict.fromkeys(("gemma3", "lfm2", "qwen35", "qwen35moe"), ("v.", "mm."))}
 )
 """Architectures whose text model Ollama has in one file with those for images and sound → their tensors' prefixes."""
 

@@ -23,7 +23,7 @@ from quire.compute.models.pooling import DenseStep, dense_steps, longest_text
 from quire.compute.models.refusals import family_refusal
 from quire.compute.models.rope import rope_notices
 from quire.compute.models.source import ModelSource
-from quire.compute.models.vision import read_vision
+from quire.compute.models.vision import ENCODERS, IMAGE_SETTINGS, read_vision
 from quire.compute.models.vision.spec import VisionSpec
 from quire.compute.quantized.methods import quantization_of
 from quire.core.errors import CheckpointError
@@ -116,6 +116,7 @@ FAMILIES: Final = MappingProxyType(
 ENCODER: Final = "an encoder: it makes vectors or scores of texts, and generates no text"
 MAX_SUPPRESSED: Final = 256
 TEXT_ONLY: Final = "a multimodal model: only its text model is served"
+NO_SETTINGS: Final = f"a multimodal model without {IMAGE_SETTINGS}: only its text model is served"
 TYPES: Final = MappingProxyType({"float32": "F32", "bfloat16": "BF16", "float16": "F16"})
 
 
@@ -188,7 +189,8 @@ def read_model(source: ModelSource, max_length: int | None = None, *, images: bo
     dtype, quantization = _dtype(config), quantization_of(config)
     vision = read_vision(_family(architecture), config, source, spec) if images and not classifies else None
     is_part = config.is_set("text_config") or config.is_set("vision_config")
-    of_text = (TEXT_ONLY,) if is_part else rope_notices(config, max_length)
+    has_encoder = images and _family(architecture) in ENCODERS and config.is_set("vision_config")
+    of_text = (NO_SETTINGS if has_encoder else TEXT_ONLY,) if is_part else rope_notices(config, max_length)
     notices = of_text if vision is None else ()
     notices += (ENCODER,) if spec.attention.bidirectional else ()
     return ModelDescription(

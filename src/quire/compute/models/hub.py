@@ -21,7 +21,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from quire.compute.gguf.source import GgufFile, is_gguf
+from quire.compute.gguf.header import is_gguf
+from quire.compute.gguf.source import GgufFile
 from quire.compute.models.hub_blobs import fetch_blobs, file_names
 from quire.compute.models.image_encoders import chosen, with_images
 from quire.compute.models.inventory import stored_models
@@ -137,7 +138,7 @@ def place_notices(name: str, source: ModelSource) -> tuple[str, ...]:
     place = () if is_path else (f"{name} is {source.name}",)
     if not isinstance(source, GgufFile):
         return place
-    return place + ((f"image encoder: {source.image_encoder}",) if source.image_encoder else source.notices)
+    return place + ((f"image encoder: {source.second_file}",) if source.second_file else source.notices)
 
 
 def fetch_model(model: HubName, *, images: bool = True) -> ModelSource:

@@ -1,4 +1,4 @@
-"""Finds the file with the image encoder of a GGUF model: mmproj-*.gguf next to it, or the one in Ollama's manifest.
+"""Finds the file with the image encoder of a GGUF model: mmproj-*.gguf next to it, Ollama's, or that of the model.
 
 A folder can have such files for several models, in several types. One is used if it fits the model, and if its name is
 that of the model or the folder has no other model. If several are left, the most precise one is: F32, BF16, F16, then
@@ -47,9 +47,12 @@ def with_images(source: ModelSource, choice: str = AUTO) -> ModelSource:
         if not path.is_file():
             raise ModelError(choice, f"No file named {choice!r:.200}. mmproj takes a GGUF file, {AUTO} or {NO_IMAGES}")
         return _paired(source, path)
-    names = [] if source.image_encoder is not None else _names_beside(source.path)
-    found = [source.path.with_name(name) for name in chosen(source.path.name, names)]
-    return _first_that_fits(source, found if source.image_encoder is None else [source.image_encoder])
+    if source.image_encoder is not None:
+        return _first_that_fits(source, [source.image_encoder])
+    beside = [source.path.with_name(name) for name in chosen(source.path.name, _names_beside(source.path))]
+    if not beside and not source.has_own_encoder:
+        return source
+    return _first_that_fits(source, beside or [source.path])
 
 
 def chosen(model: str, names: Sequence[str]) -> list[str]:

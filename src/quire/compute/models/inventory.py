@@ -116,7 +116,7 @@ def _ollama(store: Path) -> Iterator[StoredModel]:
         except (CheckpointError, OSError) as error:  # a user may see names in a service's store, and not read its files
             yield StoredModel(typed, OLLAMA, 0, None, str(error))
         else:
-            num_bytes = sum(map(_file_bytes, filter(None, (source.path, source.image_encoder))))
+            num_bytes = sum(map(_file_bytes, filter(None, (source.path, source.second_file))))
             yield StoredModel(typed, OLLAMA, num_bytes, source)
 
 

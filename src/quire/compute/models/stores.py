@@ -18,7 +18,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from quire.compute.gguf.source import GgufFile, has_image_encoder, is_gguf, is_later_part
+from quire.compute.gguf.header import is_gguf
+from quire.compute.gguf.source import GgufFile, has_image_encoder, is_later_part
 from quire.compute.models.config_file import GENERATION_CONFIG_FILE
 from quire.core.errors import CheckpointError, ModelError
 from quire.core.model_files import MAX_SETTINGS_BYTES, read_json_object

@@ -197,6 +197,8 @@ def activated(numbers: torch.Tensor, activation: Activation) -> torch.Tensor:
         run = functional.relu(run).square()
     elif activation is Activation.SILU:
         run = functional.silu(run)
+    elif activation is Activation.QUICK_GELU:
+        run = run * torch.sigmoid(run * SWIGLU_FACTOR)
     elif activation is Activation.CLAMPED_SWIGLU:
         run = run.clamp(max=SWIGLU_LIMIT)
         run = run * torch.sigmoid(run * SWIGLU_FACTOR)

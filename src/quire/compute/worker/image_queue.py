@@ -143,12 +143,13 @@ class ImageQueue:
     def add(self, request_id: str, images: Sequence[Image], scope: CacheScope) -> bool:
         """Encode images of a request, behind earlier ones of its tenant; False: all of them are encoded. Mutates.
 
-        Their rows stay in memory until the request is dropped.
+        Their rows stay in memory until the request is dropped; if they are there already, only while no request waits.
         """
         self.drop(request_id)
         asked = self._requests[request_id] = _Asked(scope, {key_of(image, scope): image for image in images})
         if all(key in self._encoded for key in asked.images):
-            self._begin(asked)
+            if not self._turns:  # otherwise a request that waits for room might never get it
+                self._begin(asked)
             return False
         self._turns.setdefault(scope.tenant, deque()).append(request_id)
         return True

@@ -51,7 +51,7 @@ class SentImage:
             try:
                 return read_model_file(Path(os.fspath(value)), MAX_IMAGE_BYTES)
             except CheckpointError as error:
-                raise InvalidRequestError(self.where, str(value), f"a file that can be read: {error}") from error
+                raise InvalidRequestError(self.where, f"{value}: {error.value}", error.allowed) from error
         return self._bytes_of(value) if isinstance(value, str) else value
 
     def _bytes_of(self, text: str) -> bytes:
@@ -125,7 +125,10 @@ def _sent(part: Mapping[str, Any], where: str) -> SentImage:
     """Return the image of a part; `where` is the place that the part itself names, or this one."""
     where = own if isinstance(own := part.get("where"), str) else where
     if part["type"] == IMAGE:
-        return SentImage(where, part.get(IMAGE))
+        if IMAGE not in part:
+            found = f"a part with {', '.join(map(str, part))}"
+            raise InvalidRequestError(where, found, 'a part with the image itself in "image"')
+        return SentImage(where, part[IMAGE])
     url = part.get(IMAGE_URL)
     url = url.get("url") if isinstance(url, Mapping) else url
     if not isinstance(url, str) or not SCHEME.match(url):

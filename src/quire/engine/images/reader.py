@@ -87,6 +87,7 @@ class ImageReader:
         """
         self.marker = layout.marker
         self.placeholder = layout.placeholder
+        self.placeholder_id: int | None = None  # in the model's settings, which the vocabulary must agree with
         self.tokens = layout.tokens
         self._layout = layout
         self._max_tokens = max_tokens
@@ -100,9 +101,11 @@ class ImageReader:
         max_tokens: int,
         num_rows: Callable[[int, int], int] | None = None,
         max_patches: int = MOST_PATCHES,
+        placeholder_id: int | None = None,
     ) -> ImageReader:
         """Return the reader of a model folder; `max_patches`: the most patches of an image that its encoder takes.
 
+        `placeholder_id`: the token that takes rows of the image encoder, by the model's settings; None: not known.
         Raises `CheckpointError` if no layout is known for it, or the image encoder makes other numbers of rows.
         """
         settings = ProcessorSettings.read(files, max_patches)
@@ -115,6 +118,7 @@ class ImageReader:
         reader = cls(layout, max_tokens=max_tokens, num_rows=num_rows)
         if num_rows is not None:
             reader._require_rows(num_rows, settings.where)
+        reader.placeholder_id = placeholder_id
         return reader
 
     def _require_rows(self, num_rows: Callable[[int, int], int], where: str) -> None:

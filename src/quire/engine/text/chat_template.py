@@ -220,7 +220,8 @@ def _content(content: object, where: str, images: bool) -> str | list[dict[str, 
             continue
         if not isinstance(part, dict) or part.get("type") != "text":
             kind = part.get("type") if isinstance(part, dict) else part
-            raise InvalidRequestError(f"{where}[{index}].type", kind, "'text': other parts are not supported")
+            kinds = "'text', 'image' or 'image_url'" if images else "'text'"
+            raise InvalidRequestError(f"{where}[{index}].type", kind, f"{kinds}: other parts are not supported")
         text = part.get("text")
         if not isinstance(text, str):
             raise InvalidRequestError(f"{where}[{index}].text", text, "a string")

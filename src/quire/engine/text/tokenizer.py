@@ -148,6 +148,10 @@ class Tokenizer:
         )
         if images is not None:
             _make_special(library, images.tokens, files.name)
+            placeholder_id = library.token_to_id(images.placeholder)
+            if images.placeholder_id not in (None, placeholder_id):
+                allowed = f"{images.placeholder_id}, the token of images in the model's settings"
+                raise CheckpointError(f"{files.name}: {images.placeholder}", placeholder_id, allowed)
         templates = {
             name: ChatTemplate(source, named, where=f"{files.name}: chat template {name!r}", now=now)
             for name, source in read_templates(files, settings).items()
