@@ -13,7 +13,6 @@ from quire.compute.worker.image_queue import EncodedImages, ImageQueue, key_of
 from quire.core.clock import ManualClock
 from quire.core.config import MemoryConfig, SchedulerConfig
 from quire.core.errors import InvalidRequestError
-from quire.core.executor import ImageEncoding
 from quire.core.images import Image
 from quire.core.kv_spec import KVCacheSpec, KVGroup
 from quire.core.request import DEFAULT_SCOPE, CacheScope, FinishReason, Request
@@ -297,15 +296,15 @@ def test_many_preempted_requests_are_tended_one_after_another(monkeypatch: pytes
     engine.core._images.tend()
     engine.core.scheduler._preemption.set_back(requests)
     engine.encoded._rows.clear()
-    encode, under_way, depths = engine.core._encode_images, list[str](), list[int]()
+    encode, under_way, depths = engine.core._images._encode, list[str](), list[int]()
 
-    def noted(request: Request, images: ImageEncoding) -> None:
+    def noted(request: Request) -> None:
         under_way.append(request.request_id)
         depths.append(len(under_way))
-        encode(request, images)
+        encode(request)
         under_way.pop()
 
-    monkeypatch.setattr(engine.core, "_encode_images", noted)
+    monkeypatch.setattr(engine.core._images, "_encode", noted)
     engine.core.send(Clear())
     assert depths == [1] * 4
     engine.core.run()

@@ -6,8 +6,7 @@ from types import MappingProxyType
 from typing import Final
 
 from quire.compute.gguf.named_settings import KV_HEADS, WIDTH, Settings
-from quire.compute.models.gemma3 import FULL_BASE, LOCAL_BASE
-from quire.compute.models.rope import FULL, SLIDING
+from quire.compute.models.rope import FULL, FULL_BASE, LOCAL_BASE, SLIDING
 
 WIDE_HEADS: Final = MappingProxyType({"gemma2": 46, "gemma3": 62})
 """The number of layers of the Gemmas (27B) that scale scores by hidden size / heads, not by the size of a head."""

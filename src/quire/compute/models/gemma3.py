@@ -20,7 +20,7 @@ from quire.compute.models.base import DecoderSpec, LayerSpec
 from quire.compute.models.common import head_dim, mixed_windows, with_head_norms
 from quire.compute.models.config_file import MAX_LENGTH, ConfigFile
 from quire.compute.models.multimodal import with_other_tensors
-from quire.compute.models.rope import full_and_sliding_ropes
+from quire.compute.models.rope import FULL_BASE, LOCAL_BASE, full_and_sliding_ropes
 
 DEFAULTS: Final = MappingProxyType(
     {
@@ -33,8 +33,6 @@ DEFAULTS: Final = MappingProxyType(
         "vocab_size": 262_208,
     }
 )
-FULL_BASE: Final = 1_000_000.0
-LOCAL_BASE: Final = 10_000.0
 TEXT: Final = "language_model."
 IMAGES: Final = ("multi_modal_projector.", "vision_tower.")
 

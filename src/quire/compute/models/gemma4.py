@@ -31,10 +31,9 @@ from quire.compute.models.common import (
 )
 from quire.compute.models.config_file import MAX_LENGTH, ConfigFile
 from quire.compute.models.gemma2 import STEMS as NORMS
-from quire.compute.models.gemma3 import FULL_BASE, LOCAL_BASE
 from quire.compute.models.multimodal import text_config, with_other_tensors
 from quire.compute.models.parts import Part
-from quire.compute.models.rope import FULL, SLIDING, rope_spec
+from quire.compute.models.rope import FULL, FULL_BASE, LOCAL_BASE, SLIDING, rope_spec
 from quire.compute.models.sublayers import ExpertsSpec, LayerInputsSpec
 from quire.core.kv_spec import KVHeads
 

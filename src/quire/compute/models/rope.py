@@ -36,6 +36,12 @@ from quire.compute.models.config_file import MAX_LENGTH, ConfigFile
 from quire.compute.models.sublayers import RopeSpec
 from quire.core.errors import CheckpointError
 
+FULL_BASE: Final = 1_000_000.0
+"""The base of positions in layers of Gemma 3 with full attention, if no setting has it."""
+
+LOCAL_BASE: Final = 10_000.0
+"""The same in layers with a window."""
+
 FULL: Final = "full_attention"  # the names in `layer_types`
 SLIDING: Final = "sliding_attention"
 DEFAULT_BASE: Final = 10_000.0
