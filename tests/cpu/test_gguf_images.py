@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,6 +26,9 @@ from support.vision_models import rows_of as encoder_rows
 
 SINGLES = [
     "gemma3",
+    "mistral3",
+    "qwen2-5-vl",
+    "qwen3-vl",
 ]
 NAMES = [name for name in SETTINGS if name != "qwen3-vl-moe"]  # whose text model has no GGUF files here
 
@@ -65,9 +69,14 @@ def test_rows_of_narrower_matrices_are_near(tmp_path: Path, name: str, kind: str
         assert 0 < error < (0.01 if kind == "F16" else 0.1)
 
 
-def single_of(tmp_path: Path, name: str, kind: str) -> tuple[ModelDescription, ModelDescription]:
+def single_of(
+    tmp_path: Path, name: str, kind: str, dtype: str | None = None
+) -> tuple[ModelDescription, ModelDescription]:
     """Return the model of a folder, and that of the one file that Ollama makes from it, without a mean of pixels."""
-    folder = write_vision_model(tmp_path / "folder", SETTINGS[name], dtype=kind)
+    settings = deepcopy(SETTINGS[name])
+    if name == "mistral3":
+        settings["vision_config"]["hidden_act"] = "silu"  # as in Ollama's code
+    folder = write_vision_model(tmp_path / "folder", settings, dtype=dtype or kind)
     (folder / "preprocessor_config.json").write_text("{}")
     single = write_single(folder, tmp_path / "gguf", kind)
     return read_model(ModelFolder(folder)), read_model(with_images(GgufFile(single)))
@@ -79,6 +88,15 @@ def test_rows_of_a_single_file_are_those_of_the_folder(tmp_path: Path, name: str
     folder, single = single_of(tmp_path, name, "F32" if dtype == "float32" else "BF16")
     for expected, rows in zip(rows_of(name, folder, dtype), rows_of(name, single, dtype), strict=True):
         np.testing.assert_array_equal(rows, expected)
+
+
+@pytest.mark.parametrize("kind", ["F16", "Q8_0"])
+@pytest.mark.parametrize("name", SINGLES)
+def test_rows_of_narrower_matrices_in_a_single_file_are_near(tmp_path: Path, name: str, kind: str) -> None:
+    folder, single = single_of(tmp_path, name, kind, "F32")
+    for expected, rows in zip(rows_of(name, folder), rows_of(name, single), strict=True):
+        error = np.abs(rows - expected).mean() / np.abs(expected).mean()
+        assert 0 < error < (0.01 if kind == "F16" else 0.1)
 
 
 def test_settings_are_those_of_the_folder(tmp_path: Path) -> None:

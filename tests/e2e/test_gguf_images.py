@@ -100,15 +100,22 @@ def test_images_for_llava_are_padded_to_a_square(tmp_path: Path) -> None:
         assert answers(llm, file_of(wide)) == answers(llm, file_of(square)) != answers(llm, SQUARE)
 
 
-@pytest.mark.parametrize("name", ["gemma3"])
+@pytest.mark.parametrize("name", ["gemma3", "mistral3", "qwen2-5-vl", "qwen3-vl"])
 def test_a_single_file_answers_as_its_folder(tmp_path: Path, name: str) -> None:
     """As Ollama has the image encoder: in the file of the text model, without what Ollama's code has."""
     folder = write_image_model(tmp_path / "folder", name)
     config = json.loads((folder / "config.json").read_text())
-    config["text_config"] |= {"query_pre_attn_scalar": 16, "layer_types": ["sliding_attention"] * 3}
-    config["text_config"] |= {"rms_norm_eps": 1e-6, "rope_theta": 1e6}
+    if name == "gemma3":
+        config["text_config"] |= {"query_pre_attn_scalar": 16, "layer_types": ["sliding_attention"] * 3}
+        config["text_config"] |= {"rms_norm_eps": 1e-6, "rope_theta": 1e6}
+    if name == "mistral3":
+        config["vision_config"]["hidden_act"] = "silu"
     (folder / "config.json").write_text(json.dumps(config))
-    single = write_single(folder, tmp_path / "gguf")
+    if name == "qwen2-5-vl":
+        pixels = json.loads((folder / "preprocessor_config.json").read_text()) | {"min_pixels": 56 * 56}
+        (folder / "preprocessor_config.json").write_text(json.dumps(pixels | {"max_pixels": 12_845_056}))
+    edges = {"vision.shortest_edge": 784, "vision.longest_edge": 56 * 56} if name == "qwen3-vl" else {}
+    single = write_single(folder, tmp_path / "gguf", **edges)
     with opened(folder) as llm:
         expected, needs = answers(llm, CAT, DOG), llm.report.plan.needs
     with opened(single) as llm:

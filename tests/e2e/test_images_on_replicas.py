@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from support.image_models import write_image_model
+from support.prometheus_text import parse
 from support.served_process import ServedProcess, served_process
 from support.server import JSON
 from support.tiny_images import data_url, file_of, picture
@@ -50,11 +51,21 @@ def deltas(server: ServedProcess, url: str, num_tokens: int) -> Iterator[str]:
     fields = {"messages": about(url), "max_tokens": num_tokens, "temperature": 0.8, "seed": 5, "ignore_eos": True}
     with closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=300)) as connection:
         connection.request("POST", "/v1/chat/completions", json.dumps(fields | {"stream": True}), dict(JSON))
-        for line in connection.getresponse():
+        answer = connection.getresponse()
+        assert answer.status == 200, answer.read()
+        for line in answer:
             if line.startswith(b"data: ") and b"[DONE]" not in line:
                 event = json.loads(line.removeprefix(b"data: "))
                 assert "error" not in event, event
                 yield from (choice["delta"].get("content") or "" for choice in event["choices"])
+
+
+def are_ready(server: ServedProcess) -> bool:
+    """Whether both engines take requests."""
+    with closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=300)) as connection:
+        connection.request("GET", "/metrics")
+        ready = parse(connection.getresponse().read().decode())["quire_replica_ready"]
+    return all(ready.value(replica=name) for name in "01")
 
 
 def text_of(server: ServedProcess, url: str, trouble: Callable[[], None] = lambda: None) -> str:
@@ -69,7 +80,7 @@ def text_of(server: ServedProcess, url: str, trouble: Callable[[], None] = lambd
 
 def test_an_answer_about_an_image_survives_its_engine(folder: Path, tmp_path: Path) -> None:
     with served_process(tmp_path, "--replicas", "2", "--no-enable-prefix-caching", model=str(folder)) as server:
-        wait_until(lambda: len(server.engines) == 2)
+        wait_until(lambda: are_ready(server))
         calm = {url: text_of(server, url) for url in (CAT, DOG)}
         assert calm[CAT] != calm[DOG]
 
@@ -79,6 +90,7 @@ def test_an_answer_about_an_image_survives_its_engine(folder: Path, tmp_path: Pa
 
         for _ in range(2):
             for url, expected in calm.items():
+                wait_until(lambda: are_ready(server))
                 assert text_of(server, url, kill_one) == expected
 
 

@@ -299,6 +299,67 @@ def test_files_of_ollama_leave_out_settings_of_gemma_3(single: Path, tmp_path: P
     assert named["rope_scaling"] == {"rope_type": "linear", "factor": 8.0}
 
 
+def test_settings_of_ministral_3_have_other_names_in_files_of_ollama(tmp_path: Path) -> None:
+    folder = write_vision_model(tmp_path / "folder", SETTINGS["mistral3"])
+    scaling = {"type": "yarn", "factor": 16.0, "original_context_length": 32, "beta_fast": 16.0, "beta_slow": 2.0}
+    changes = {f"rope.scaling.{name}": value for name, value in scaling.items()}
+    changes |= {"rope.scaling.mscale_all_dim": 0.75, "rope.scaling_beta": 0.25}
+    config = GgufFile(write_single(folder, tmp_path / "gguf", **changes)).json_object("config.json")
+    assert config["rope_scaling"] == {
+        **{"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 32},
+        **{"beta_fast": 16.0, "beta_slow": 2.0, "mscale": 1.0, "mscale_all_dim": 0.75, "llama_4_scaling_beta": 0.25},
+    }
+    assert config["architectures"] == ["Ministral3ForCausalLM"]
+
+
+@pytest.mark.parametrize("layers", [[3, 1], [1, 2, 3], [], [-1, 3], ["1"], [0, 1, 2, 3, 4]])
+def test_layers_without_windows_are_at_equal_distances(tmp_path: Path, layers: list[Any]) -> None:
+    folder = write_vision_model(tmp_path / "folder", SETTINGS["qwen2-5-vl"])
+    odd = write_single(folder, tmp_path / "odd")
+    header = GgufHeader.read(odd)
+    header = replace(header, settings={**header.settings, "qwen25vl.vision.fullatt_block_indexes": layers})
+    with pytest.raises(CheckpointError, match=r"qwen25vl\.vision\.fullatt_block_indexes is .*equal distances"):
+        Projector.read(odd, header)
+    most = replace(header, settings={**header.settings, "qwen25vl.vision.max_pixels": 10_000})
+    most = replace(most, settings={**most.settings, "qwen25vl.vision.fullatt_block_indexes": [1, 3]})
+    assert Projector.read(odd, most).processor()["max_pixels"] == 10_000
+
+
+@pytest.mark.parametrize("name", ["qwen2-5-vl", "qwen3-vl"])
+def test_a_huge_number_of_layers_is_refused_at_once(tmp_path: Path, name: str) -> None:
+    """Each layer takes a place in a list."""
+    path = write_single(write_vision_model(tmp_path / "folder", SETTINGS[name]), tmp_path / "gguf")
+    header = GgufHeader.read(path)
+    settings = {**header.settings, f"{header.settings['general.architecture']}.vision.block_count": (1 << 31) - 1}
+    whole = {"qwen25vl.vision.fullatt_block_indexes": [0]}
+    with pytest.raises(CheckpointError, match=r"vision\.block_count is 2147483647; allowed: an integer from 1 to"):
+        Projector.read(path, replace(header, settings=settings | whole))
+    folder = tmp_path / "folder"
+    encoder = write_projector(folder, tmp_path / "mmproj.gguf", block_count=(1 << 31) - 1)
+    text, _ = write_pair(folder, tmp_path / "pair")
+    with pytest.raises(CheckpointError, match=r"(block_count|depth) is 2147483647"):
+        read_model(GgufFile(text, image_encoder=encoder))
+
+
+@pytest.mark.parametrize("layers", [[2, 0], [0, 0], [4], [-1], [True], "0", [0.0]])
+def test_deep_layers_are_listed_in_their_order(tmp_path: Path, layers: Any) -> None:
+    path = write_single(write_vision_model(tmp_path / "folder", SETTINGS["qwen3-vl"]), tmp_path / "gguf")
+    header = GgufHeader.read(path)
+    odd = replace(header, settings={**header.settings, "qwen3vl.vision.deepstack_visual_indexes": layers})
+    with pytest.raises(CheckpointError, match=r"qwen3vl\.vision\.deepstack_visual_indexes is .*in their order"):
+        Projector.read(path, odd)
+
+
+def test_sections_of_qwen3_vl_are_those_of_ollamas_code(tmp_path: Path) -> None:
+    path = write_single(write_vision_model(tmp_path / "folder", SETTINGS["qwen3-vl"]), tmp_path / "gguf")
+    header = GgufHeader.read(path)
+    settings = {key: value for key, value in header.settings.items() if key != "qwen3vl.mrope_sections"}
+    for found, expected in ((header, [4, 2, 2]), (replace(header, settings=settings), [24, 20, 20])):
+        config = Projector.read(path, found).config({"architectures": ["Qwen3ForCausalLM"]})
+        text: Any = config["text_config"]
+        assert text["rope_scaling"]["mrope_section"] == expected
+
+
 def test_a_token_without_a_row_stands_for_no_image(single: Path, tmp_path: Path) -> None:
     """Some files of Ollama have more tokens than rows: <image_soft_token> is the first one without a row."""
     header = GgufHeader.read(single)

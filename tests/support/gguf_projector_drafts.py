@@ -14,7 +14,7 @@ TEXTS = {
     **{"gemma3": "gemma3", "idefics3": "llama", "lfm2": "lfm2", "mlp": "llama", "pixtral": "llama"},
     "qwen3vl_merger": "qwen3vl",
 }
-SINGLES = {"gemma3": "gemma3"}
+SINGLES = {"gemma3": "gemma3", "mistral3": "pixtral", **dict.fromkeys(("qwen25vl", "qwen3vl"), "qwen3vl_merger")}
 """The text model of a file that has its image encoder → the kind of this one."""
 
 TOKENS = {
@@ -53,28 +53,84 @@ def whole_pair(draw: random.Random) -> tuple[Draft, Draft]:
 def whole_single(draw: random.Random) -> Draft:
     """Return a text model with its image encoder in the same file, as Ollama has them."""
     name = draw.choice(sorted(SINGLES))
-    text = model_of(draw, name)
+    is_qwen = name in ("qwen25vl", "qwen3vl")
+    text = model_of(draw, "qwen2" if name == "qwen25vl" else name)
+    text.pairs = [pair for pair in text.pairs if pair.key != b"qwen3vl.rope.dimension_sections"]
     _add_tokens(text, TOKENS[SINGLES[name]][draw.random() < 0.05 :])
+    for pair in text.pairs if name == "qwen25vl" else ():
+        pair.key = pair.key.replace(b"qwen2.", b"qwen25vl.")
+        pair.value = b"qwen25vl" if pair.key == b"general.architecture" else pair.value
     text.pairs += _own_settings(draw, name)
     number = draw.choice([0, 1, 30])
-    for stored, shape in _shapes(draw, SINGLES[name]):
-        text.tensors.append(Tensor(_name_in_ollama(stored, shape).encode(), shape, number if len(shape) > 1 else 0))
+    for stored, shape in _qwen_shapes(name) if is_qwen else _shapes(draw, SINGLES[name]):
+        theirs = _name_in_ollama(stored, shape, name).encode()
+        if stored != "v.token_embd.img_break":
+            text.tensors.append(Tensor(theirs, shape, number if len(shape) > 1 else 0))
     text.place()
     return text
+
+
+def _qwen_shapes(name: str) -> Iterator[tuple[str, list[int]]]:
+    if name == "qwen3vl":
+        yield "v.patch_embed.weight", [PATCH, PATCH, 2, 3 * ROWS]
+        yield "v.patch_embed.bias", [ROWS]
+        yield "v.pos_embed.weight", [ROWS, SIDE**2]
+        stems = [(f"v.blk.0.attn_{part}", ROWS, ROWS) for part in ("q", "k", "v", "out")]
+        stems += [("v.blk.0.mlp.linear_fc1", ROWS, INNER), ("v.blk.0.mlp.linear_fc2", INNER, ROWS)]
+        stems += [("v.merger.linear_fc1", 4 * ROWS, 4 * ROWS), ("v.merger.linear_fc2", 4 * ROWS, SIZE)]
+        for stem, inputs, outputs in stems:
+            yield f"{stem}.weight", [inputs, outputs]
+            yield f"{stem}.bias", [outputs]
+        for norm in ("v.blk.0.norm1", "v.blk.0.norm2", "v.merger.norm"):
+            yield f"{norm}.weight", [ROWS]
+            yield f"{norm}.bias", [ROWS]
+        return
+    for frame in range(2):
+        yield f"v.patch_embd_{frame}.weight", [PATCH, PATCH, 3, ROWS]
+    products = [(f"v.blk.0.attn_{part}", ROWS, ROWS) for part in ("q", "k", "v", "out")]
+    products += [("v.blk.0.ffn_gate", ROWS, INNER), ("v.blk.0.ffn_up", ROWS, INNER), ("v.blk.0.ffn_down", INNER, ROWS)]
+    products += [("v.merger.mlp.0", 4 * ROWS, 4 * ROWS), ("v.merger.mlp.2", 4 * ROWS, SIZE)]
+    for stem, inputs, outputs in products:
+        yield f"{stem}.weight", [inputs, outputs]
+        yield f"{stem}.bias", [outputs]
+    for norm in ("v.blk.0.ln1", "v.blk.0.ln2", "v.merger.ln_q"):
+        yield f"{norm}.weight", [ROWS]
 
 
 def _own_settings(draw: random.Random, name: str) -> list[Pair]:
     sizes = {
         **{"vision.attention.head_count": 2, "vision.block_count": 1, "vision.embedding_length": ROWS},
         **{"vision.feed_forward_length": INNER, "vision.image_size": SIDE * PATCH, "vision.patch_size": PATCH},
-        **{"vision.num_channels": 3, "mm.tokens_per_image": draw.choice([4, 4, 4, 16, 3])},
+        **{
+            "vision.num_channels": 3,
+            "vision.window_size": 8 * PATCH,
+            "mm.tokens_per_image": draw.choice([4, 4, 4, 16, 3]),
+        },
     }
-    epsilon = Pair(f"{name}.vision.attention.layer_norm_epsilon".encode(), F32, 1e-6)
-    return [epsilon, *(Pair(f"{name}.{key}".encode(), U32, size) for key, size in sizes.items())]
+    pairs = [Pair(f"{name}.vision.attention.layer_norm_epsilon".encode(), F32, 1e-6)]
+    if name == "qwen25vl":
+        pairs.append(Pair(b"qwen25vl.rope.mrope_section", ARRAY, [1, 1, 0], U32))
+        whole = draw.choice([[0], [0], [0], [1], [0, 0], []])
+        pairs.append(Pair(b"qwen25vl.vision.fullatt_block_indexes", ARRAY, whole, U32))
+    if name == "qwen3vl":
+        pairs.append(Pair(b"qwen3vl.mrope_sections", ARRAY, [1, 1, 0], U32))
+        deep = draw.choice([[], [], [], [5]])
+        pairs.append(Pair(b"qwen3vl.vision.deepstack_visual_indexes", ARRAY, deep, U32))
+    return [*pairs, *(Pair(f"{name}.{key}".encode(), U32, size) for key, size in sizes.items())]
 
 
-def _name_in_ollama(stored: str, shape: list[int]) -> str:
-    """Return the name that Ollama has for a tensor of SigLIP."""
+def _name_in_ollama(stored: str, shape: list[int], name: str) -> str:
+    """Return the name that Ollama has for a tensor."""
+    if name in ("qwen25vl", "qwen3vl"):
+        return stored
+    if name == "mistral3":
+        for theirs, ours in (
+            *(("v.patch_embd", "v.patch_conv"), ("v.pre_ln", "v.encoder_norm"), (".attn_out", ".attn_output")),
+            *((".ln1", ".attn_norm"), (".ln2", ".ffn_norm"), ("mm.input_norm", "mm.norm")),
+            *(("patch_merger", "patch_merger.merging_layer"), ("mm.1", "mm.linear_1"), ("mm.2", "mm.linear_2")),
+        ):
+            stored = stored.replace(theirs, ours)
+        return stored
     if ".ffn_" in stored:
         stem, _, end = stored.rpartition(".")
         return f"{stem.rpartition('.')[0]}.mlp.fc{1 if shape[-1] == INNER else 2}.{end}"

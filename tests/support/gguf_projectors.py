@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -170,16 +171,30 @@ def write_single(folder: Path, target: Path, kind: str = "F32", **changes: Any) 
     target.mkdir(parents=True, exist_ok=True)
     config, tensors = _read(folder)
     vision, writing = config["vision_config"], _text(folder, target, config, tensors)
-    name, writer = gguf.MODEL_ARCH_NAMES[writing.architecture], writing.writer
+    writer = writing.writer
+    name = str(_rename_in_ollama(writer.kv_data[0], gguf.MODEL_ARCH_NAMES[writing.architecture]))
     settings = {
-        "vision.attention.head_count": vision["num_attention_heads"],
-        "vision.block_count": vision["num_hidden_layers"],
+        "vision.attention.head_count": vision.get("num_attention_heads") or vision["num_heads"],
+        "vision.block_count": vision.get("num_hidden_layers") or vision["depth"],
         "vision.embedding_length": vision["hidden_size"],
-        "vision.feed_forward_length": vision["intermediate_size"],
-        "vision.image_size": vision["image_size"],
         "vision.num_channels": 3,
         "vision.patch_size": vision["patch_size"],
     }
+    if "image_size" in vision:
+        settings |= {"vision.feed_forward_length": vision["intermediate_size"]}
+        settings |= {"vision.image_size": vision["image_size"]}
+    if name == "mistral3":
+        settings |= {"spatial_merge_size": config["spatial_merge_size"], "rope.scaling.type": ""}
+        settings |= {"vision.rope.freq_base": vision["rope_parameters"]["rope_theta"], "rope.scaling.factor": 0.0}
+    if name == "qwen25vl":
+        kept = ("fullatt_block_indexes", "spatial_merge_size", "temporal_patch_size", "window_size")
+        settings |= {f"vision.{key}": vision[key] for key in kept}
+        settings |= {"vision.attention.layer_norm_epsilon": 1e-6, "vision.rope.freq_base": 1e4}
+    if name == "qwen3vl":
+        settings |= {"vision.deepstack_visual_indexes": vision["deepstack_visual_indexes"]}
+        settings |= {"vision.spatial_merge_size": vision["spatial_merge_size"]}
+        settings |= {"vision.attention.layer_norm_epsilon": 1e-6}
+        settings |= {"mrope_sections": writer.kv_data[0].pop("qwen3vl.rope.dimension_sections").value[:3]}
     if name == "gemma3":
         settings |= {"mm.tokens_per_image": config["mm_tokens_per_image"]}
         settings |= {"vision.attention.layer_norm_epsilon": vision.get("layer_norm_eps", 1e-6)}
@@ -190,17 +205,59 @@ def write_single(folder: Path, target: Path, kind: str = "F32", **changes: Any) 
             _add(writer, f"{name}.{key}", value)
     for stored, numbers in tensors.items():
         if stored.startswith(OF_IMAGES):
-            _add_tensor(writer, *_of_ollama(stored, numbers), kind)
+            for theirs, part in _of_ollama(stored, numbers):
+                _add_tensor(writer, theirs, part, kind)
     writing.weights(gguf.GGMLQuantizationType[kind])
     writing.close()
     return target / "model.gguf"
 
 
-def _of_ollama(name: str, numbers: Numbers) -> tuple[str, Numbers]:
-    """Return a tensor of an image encoder as Ollama's converter writes it."""
+def _rename_in_ollama(settings: dict[str, gguf.GGUFValue], name: str) -> str:
+    """Rename the settings of a text model as in files of Ollama; return the name of its architecture there."""
+    if name == "llama":  # Mistral
+        new = "mistral3"
+    elif name == "qwen2vl":
+        new = "qwen25vl"
+        sections = settings.pop("qwen2vl.rope.dimension_sections")
+        settings["qwen2vl.rope.mrope_section"] = replace(sections, value=sections.value[:3])
+    else:
+        return name
+    settings["general.architecture"].value = new
+    for key in [key for key in settings if key.startswith(f"{name}.")]:
+        settings[key.replace(name, new, 1)] = settings.pop(key)
+    if new == "mistral3":
+        del settings["tokenizer.ggml.pre"]
+    return new
+
+
+def _of_ollama(name: str, numbers: Numbers) -> Iterator[tuple[str, Numbers]]:
+    """Yield a tensor of an image encoder as Ollama's converter writes it."""
+    if name == "model.visual.patch_embed.proj.weight":
+        yield "v.patch_embed.weight", numbers.reshape(-1, *numbers.shape[2:])
+        return
+    if name == "visual.patch_embed.proj.weight":
+        yield from ((f"v.patch_embd_{frame}.weight", np.ascontiguousarray(numbers[:, :, frame])) for frame in range(2))
+        return
+    if ".attn.qkv." in name:
+        for part, rows in zip("qkv", np.split(numbers, 3), strict=True):
+            yield from _of_ollama(name.replace("attn.qkv", f"attn_{part}"), rows)
+        return
     for theirs, ours in (
+        *(("model.visual.", "v."), ("patch_embed.proj.", "patch_embed.")),
+        *(("deepstack_merger_list.", "deepstack_merger."), ("visual.", "v.")),
+        ("blocks.", "blk."),
+        ("attn.proj.", "attn_out."),
+        *((f"norm{number}.", f"ln{number}.") for number in (1, 2) if name.startswith("visual.")),
+        *((f"mlp.{part}_proj.", f"ffn_{part}.") for part in ("down", "gate", "up")),
+        *((f"feed_forward.{part}_proj.", f"ffn_{part}.") for part in ("down", "gate", "up")),
+        *((f"attention.{part}_proj.", f"attn_{part}.") for part in "qkv"),
+        ("attention.o_proj.", "attn_output."),
+        ("attention_norm.", "attn_norm."),
+        ("vision_tower.transformer.layers.", "v.blk."),
+        ("ln_pre.", "encoder_norm."),
         ("vision_tower.vision_model.embeddings.", "v."),
         ("vision_tower.vision_model.", "v."),
+        ("vision_tower.", "v."),
         ("encoder.layers.", "blk."),
         ("self_attn.out_proj.", "attn_output."),
         *((f"self_attn.{part}_proj.", f"attn_{part}.") for part in "qkv"),
@@ -208,7 +265,7 @@ def _of_ollama(name: str, numbers: Numbers) -> tuple[str, Numbers]:
         ("multi_modal_projector.", "mm."),
     ):
         name = name.replace(theirs, ours)
-    return name, numbers + 1 if name.endswith("_norm.weight") else numbers
+    yield name, numbers + 1 if name == "mm.mm_soft_emb_norm.weight" else numbers
 
 
 def kind_of(config: dict[str, Any]) -> str:
@@ -256,6 +313,9 @@ def _stored(tensors: dict[str, Numbers], settings: dict[str, Any], kind: str) ->
 
 def _of_qwen(name: str, numbers: Numbers, settings: dict[str, Any]) -> Iterator[tuple[str, Numbers]]:
     """Yield a tensor of Qwen's image encoders: frames apart, and in the first ones queries, keys and values too."""
+    if name == "model.visual.patch_embed.proj.weight":
+        yield "v.patch_embed.weight", numbers.reshape(-1, *numbers.shape[2:])
+        return
     if name == "visual.patch_embed.proj.weight":
         yield "v.patch_embd.weight", np.ascontiguousarray(numbers[:, :, 0])
         yield "v.patch_embd.weight.1", np.ascontiguousarray(numbers[:, :, 1])

@@ -24,6 +24,7 @@ from quire.compute.gguf.projector_kinds import (
 )
 from quire.compute.gguf.row_orders import ColoursLast, Order
 from quire.compute.gguf.tensors import GgufEntry
+from quire.compute.models.common import MAX_LAYERS
 from quire.core.errors import CheckpointError
 
 SIDE_OF_TILES: Final = 4
@@ -33,11 +34,15 @@ BILINEAR, BICUBIC, LANCZOS = 2, 3, 1
 FEATURE_LAYERS: Final = "feature_layer"
 POST_NORM: Final = "v.post_ln.weight"
 MERGER: Final = "mm.patch_merger.weight"
+MERGERS: Final = (MERGER, "mm.patch_merger.merging_layer.weight")
+"""The matrix that joins patches, as llama.cpp and Ollama name it."""
 ROPE_BASE: Final = "clip.rope.freq_base"
 TILED: Final = ("image_grid_pinpoints", "mm_patch_merge_type")
 """Settings of LLaVA 1.6, which cuts images into tiles."""
 PATCHES: Final = "v.patch_embd.weight"
 POSITIONS: Final = "v.position_embd.weight"
+OLLAMA_POSITIONS: Final = "v.pos_embed.weight"
+"""Those of Qwen3-VL in files of Ollama."""
 
 
 # --- Idefics 3 and SmolVLM ---------------------------------------------------------------------
@@ -135,7 +140,7 @@ def _pixtral(file: EncoderFile) -> Object:
     base = file.settings.file.number(ROPE_BASE, 10_000.0)
     eye = tower(file, "silu" if is_silu else "gelu") | {"model_type": "pixtral", "rope_theta": base}
     config: Object = {"image_token_index": file.token_id, "vision_config": eye, "vision_feature_layer": -1}
-    if MERGER not in file.tensors:
+    if file.tensors.keys().isdisjoint(MERGERS):
         return config | {"vision_feature_select_strategy": "full"}
     return config | {"spatial_merge_size": file.size("spatial_merge_size", 2)}
 
@@ -147,8 +152,13 @@ def _pixtral_processor(file: EncoderFile) -> Object:
         "patch_size": {"height": patch, "width": patch},
         "resample": BICUBIC,
         "size": {"longest_edge": file.size("image_size")},
-        "spatial_merge_size": file.size("spatial_merge_size", 2) if MERGER in file.tensors else 1,
+        "spatial_merge_size": 1 if file.tensors.keys().isdisjoint(MERGERS) else file.size("spatial_merge_size", 2),
     }
+
+
+def _mistral(text: Object, file: EncoderFile, header: Mapping[str, object]) -> Object:
+    """Return the settings of a text model: those of Mistral Small 3 are Mistral's, also in files as of Ministral 3."""
+    return text | {"model_type": "mistral"} if text["architectures"] == ["MistralForCausalLM"] else text
 
 
 def _pixtral_entry(file: EncoderFile, part: str, tensor: GgufTensor) -> GgufEntry:
@@ -192,9 +202,10 @@ def _lfm2_entry(file: EncoderFile, part: str, tensor: GgufTensor) -> GgufEntry:
 # --- Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5 ------------------------------------------------
 
 
-def _with_sections(text: Object, file: EncoderFile, header: Mapping[str, object]) -> Object:
+def with_sections(text: Object, file: EncoderFile, header: Mapping[str, object]) -> Object:
     """Return the settings of a text model with sections of its positions, which make no difference to texts."""
-    sections = header.get(f"{text['model_type']}.rope.dimension_sections")
+    name = f"{header['general.architecture']}.rope."  # files of Ollama have the second setting
+    sections = header.get(f"{name}dimension_sections", header.get(f"{name}mrope_section"))
     scaling = text.get("rope_scaling")
     kept: Object = scaling if isinstance(scaling, dict) else {"rope_type": "default"}
     return text | {"rope_scaling": kept | {"mrope_section": sections[:3] if isinstance(sections, list) else None}}
@@ -220,7 +231,8 @@ def _qwen2(file: EncoderFile) -> Object:
 
 
 def _qwen2_5(file: EncoderFile) -> Object:
-    count, every = file.size("block_count"), file.settings.size("n_wa_pattern", 0, low=0)
+    every = file.settings.size("n_wa_pattern", 0, low=0)
+    count = file.settings.size("block_count", high=MAX_LAYERS)  # each takes a place in a list
     eye = _qwen(file, "silu") | {
         "fullatt_block_indexes": list(range(every - 1, count, every) if every else range(count)),
         "hidden_size": file.size("embedding_length"),
@@ -235,7 +247,7 @@ def _qwen3(file: EncoderFile) -> Object:
         "deepstack_visual_indexes": file.deep,
         "hidden_size": file.size("embedding_length"),
         "intermediate_size": file.size("feed_forward_length"),
-        "num_position_embeddings": file.rows(POSITIONS),
+        "num_position_embeddings": file.rows(OLLAMA_POSITIONS if OLLAMA_POSITIONS in file.tensors else POSITIONS),
     }
     return {"image_token_id": file.token_id, "vision_config": eye}
 
@@ -284,6 +296,7 @@ PIXTRAL_KIND: Final = Kind(
     config=_pixtral,
     processor=_pixtral_processor,
     entry=_pixtral_entry,
+    text=_mistral,
     unused=("v.token_embd.img_break",),
 )
 PLAIN_KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
@@ -372,7 +385,7 @@ def _qwen_kind(name: str, config: Callable[[EncoderFile], Object], gated: bool) 
         tokens=PAD,
         config=config,
         processor=_qwen_processor(56 * 56, 12_845_056),
-        text=_with_sections,
+        text=with_sections,
         pieces=MappingProxyType({**FRAMES, **QKV}),
     )
 
@@ -410,7 +423,7 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
             tokens=PAD,
             config=_qwen3,
             processor=_qwen_processor(65_536, 16_777_216),
-            text=_with_sections,
+            text=with_sections,
             pieces=MappingProxyType({**FRAMES, **QKV}),
         ),
     }

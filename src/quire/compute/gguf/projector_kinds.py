@@ -94,7 +94,7 @@ def _same(text: Object, file: EncoderFile, header: Mapping[str, object]) -> Obje
     return text
 
 
-def _plain(file: EncoderFile, part: str, tensor: GgufTensor) -> GgufEntry:
+def plain(file: EncoderFile, part: str, tensor: GgufTensor) -> GgufEntry:
     """Return a tensor as it is stored."""
     return GgufEntry(tensor)
 
@@ -122,7 +122,7 @@ class Kind:
     config: Callable[[EncoderFile], Object]
     processor: Callable[[EncoderFile], Object]
     output: tuple[str, int] = ("mm.2.weight", 0)
-    entry: Callable[[EncoderFile, str, GgufTensor], GgufEntry] = _plain
+    entry: Callable[[EncoderFile, str, GgufTensor], GgufEntry] = plain
     text: Callable[[Object, EncoderFile, Mapping[str, object]], Object] = _same
     unused: tuple[str, ...] = ()
     families: Mapping[str, str] = field(default_factory=dict)

@@ -18,6 +18,12 @@ STILL: Final = np.float32(1e30)
 """A divisor of the frequency of dimensions that do not rotate."""
 
 TEMPERATURE: Final = "attention.temperature_scale"
+MISTRAL3: Final = (
+    ("mscale_all_dim", YARN_LOG, "rope.scaling.mscale_all_dim"),
+    ("llama_4_scaling_beta", TEMPERATURE, "rope.scaling_beta"),
+)
+"""Settings of Ministral 3 → their names in files, the second one in those of Ollama."""
+
 ReadTensor = Callable[[str], FloatArray | None]
 """The name of a tensor in the file → its numbers, or None."""
 
@@ -66,7 +72,7 @@ def rope_scaling(settings: Settings, read: ReadTensor) -> dict[str, object]:
     if divisors is not None:
         return {"rope_type": "divided", "divisors": divisors.tolist()}
     kind = settings.word("rope.scaling.type")
-    if kind in (None, "none") or not settings.has("rope.scaling.factor"):
+    if kind in (None, "", "none") or not settings.has("rope.scaling.factor"):  # files of Ollama may have an empty name
         return {}
     if kind not in ("linear", "yarn"):
         raise settings.file.error(settings.key("rope.scaling.type"), "none, linear or yarn")
@@ -75,7 +81,9 @@ def rope_scaling(settings: Settings, read: ReadTensor) -> dict[str, object]:
         if settings.has(original):
             scaling["original_max_position_embeddings"] = settings.size(original)
         for beta in ("beta_fast", "beta_slow"):
-            scaling |= _given(beta, settings, f"rope.scaling.yarn_{beta}")
+            scaling |= _given(beta, settings, f"rope.scaling.{beta}") | _given(
+                beta, settings, f"rope.scaling.yarn_{beta}"
+            )
         if settings.architecture == "gpt-oss":
             scaling["truncate"] = False
         if settings.architecture == "deepseek2" and settings.has(YARN_LOG):
@@ -88,8 +96,10 @@ def rope_scaling(settings: Settings, read: ReadTensor) -> dict[str, object]:
 
 def _mistral3_yarn(settings: Settings) -> dict[str, object]:
     """Return the strengths of yarn and the growth of queries, which files may have as 0."""
-    names = {"mscale_all_dim": YARN_LOG, "llama_4_scaling_beta": TEMPERATURE}
-    found = {field: settings.file.optional_number(settings.key(name), low=0) for field, name in names.items()}
+    found = {
+        field: settings.file.optional_number(settings.key(name if settings.has(name) else old), low=0)
+        for field, name, old in MISTRAL3
+    }
     given: dict[str, object] = {field: float(str(np.float32(number))) for field, number in found.items() if number}
     return given | ({"mscale": 1.0} if "mscale_all_dim" in given else {})
 

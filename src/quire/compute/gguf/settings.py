@@ -62,6 +62,7 @@ ARCHITECTURES: Final = MappingProxyType(
         "phi2": "PhiForCausalLM",
         "phi3": "Phi3ForCausalLM",
         "qwen2": "Qwen2ForCausalLM",
+        "qwen25vl": "Qwen2ForCausalLM",  # Ollama's name for Qwen2.5-VL
         "qwen2moe": "Qwen2MoeForCausalLM",
         "qwen2vl": "Qwen2ForCausalLM",  # the text model; images are in a file of their own
         "qwen3": "Qwen3ForCausalLM",

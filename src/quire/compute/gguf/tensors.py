@@ -28,9 +28,8 @@ from quire.core.errors import CheckpointError
 SETTINGS: Final = (DIVISORS, "rope_factors_long.weight", "rope_factors_short.weight")
 """Tensors that are settings: the divisors of the frequencies of positions."""
 
-IMAGES: Final = MappingProxyType(
-    {"gemma4": ("v.", "mm.", "a."), **dict.fromkeys(("gemma3", "lfm2", "qwen35", "qwen35moe"), ("v.", "mm."))}
-)
+OF_OLLAMA: Final = ("gemma3", "lfm2", "mistral3", "qwen25vl", "qwen35", "qwen35moe", "qwen3vl")
+IMAGES: Final = MappingProxyType({"gemma4": ("v.", "mm.", "a."), **dict.fromkeys(OF_OLLAMA, ("v.", "mm."))})
 """Architectures whose text model Ollama has in one file with those for images and sound → their tensors' prefixes."""
 
 MAX_EXPERTS: Final = 4096  # of a layer: each becomes a name

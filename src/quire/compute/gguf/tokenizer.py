@@ -240,6 +240,8 @@ def _added_token(token_id: int, text: str, *, special: bool) -> dict[str, object
 def _byte_level(file: ConfigFile, ids: dict[str, int]) -> dict[str, Any]:
     """Return the parts of a byte-level BPE."""
     pre = file.fields.get("tokenizer.ggml.pre")
+    if file.fields.get("general.architecture") == "mistral3" and pre in (None, "default"):  # in files of Ollama
+        pre = "tekken"
     if not isinstance(pre, str) or pre not in SPLITTERS:
         raise file.error("tokenizer.ggml.pre", f"one of {', '.join(SPLITTERS)}")
     splitter = SPLITTERS[pre]

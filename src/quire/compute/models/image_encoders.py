@@ -50,7 +50,7 @@ def with_images(source: ModelSource, choice: str = AUTO) -> ModelSource:
     if source.image_encoder is not None:
         return _first_that_fits(source, [source.image_encoder])
     beside = [source.path.with_name(name) for name in chosen(source.path.name, _names_beside(source.path))]
-    if not beside and not source.has_own_encoder:
+    if not beside and not _has_own(source):
         return source
     return _first_that_fits(source, beside or [source.path])
 
@@ -69,6 +69,13 @@ def chosen(model: str, names: Sequence[str]) -> list[str]:
     own = [name for name in encoders if _stem(name) == _stem(model)]
     is_alone = len(set(map(_stem, gguf_models(list(names))))) <= 1
     return sorted(own or (encoders if is_alone else []), key=lambda name: (_rank(name), name))[:MAX_TRIED]
+
+
+def _has_own(source: GgufFile) -> bool:
+    try:
+        return source.has_own_encoder
+    except CheckpointError:  # who reads the model is told why
+        return False
 
 
 def _first_that_fits(source: GgufFile, paths: Sequence[Path]) -> GgufFile:
