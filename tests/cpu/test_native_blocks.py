@@ -48,7 +48,8 @@ class Lookup:
         starts = np.array([0, num_tokens])
         nothing, states = np.zeros(0, np.int64), np.zeros((0, WIDTH), np.float32)
         whole, no_adapters = np.zeros(num_tokens, np.bool_), ([], nothing)
-        self.decoder.run(starts, ids, ids, ids, [], [], found, finite, whole, nothing, states, *no_adapters)
+        no_images = nothing, np.zeros((0, 0), np.float32), np.zeros((0, 0), np.int64), nothing
+        self.decoder.run(starts, ids, ids, ids, [], [], found, finite, whole, nothing, states, *no_adapters, *no_images)
         return found[:, : self.vocab_size]
 
 

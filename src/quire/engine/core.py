@@ -32,7 +32,7 @@ from quire.engine.commands import (
     Watch,
     carry_out,
 )
-from quire.engine.images_ahead import ImagesAhead
+from quire.engine.images.ahead import ImagesAhead
 from quire.engine.records.live import LiveFrame, LiveJournal
 from quire.engine.records.stats import EngineStats
 from quire.engine.records.step_log import StepLogWriter

@@ -4,6 +4,7 @@
     bytes    ──► decoding.py   a file of a known format, within limits, to red, green and blue
     image    ──► a layout      resized and cut into tiles as the model's makers do; the tokens in place of the marker
                  reader.py     joins the three
+                 ahead.py      has them encoded in an engine, before their request starts
 
 Nothing here fetches anything: an image comes with the request, or, from Python, from a file.
 """
