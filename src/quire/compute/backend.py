@@ -105,9 +105,8 @@ class WorkerParts:
     `proposer` guesses tokens without a model, and `draft` with a draft model; None: not used. `store` keeps blocks on
     disk; None: they are not kept. `adapters`: the runner's; None: it supports none. `classifier`: of a model with
     labels. `dense`: the layers after the pooling of vectors. `image_encoder`: of a model that reads images;
-    `encoded_images`: its results.
-    `has_adapter` is called before a row gets an adapter, and can wait until that is loaded. `on_start` is called once
-    the KV memory is allocated.
+    `encoded_images`: its results. `has_adapter` is called before a row gets an adapter, and can wait until that is
+    loaded. `on_start` is called once the KV memory is allocated.
     """
 
     runner: ModelRunner[Any]

@@ -234,6 +234,11 @@ class Request:
                 end = image.start if image.start > start else image.end
         return end - start
 
+    def halved(self, start: int, count: int) -> int:
+        """Return a smaller number of tokens from `start` on that splits no image; 0: there is none. Does not mutate."""
+        half = self.unsplit(start, count // 2)
+        return half if half < count else 0
+
     def open_branch(self, branch: int) -> Request:
         """Return a sibling with the same progress and its own tokens. Its memory is forked elsewhere."""
         sibling = Request.__new__(Request)

@@ -95,6 +95,14 @@ class PlanBuilder:
         """Return how many of `count` tokens a running request may have, given the share of its tenant."""
         return count if self._shares is None else min(count, 1 + max(0, self._shares[request.scope.tenant]))
 
+    def unsplit(self, request: Request, start: int, count: int) -> int:
+        """Return how many tokens to compute in this step, without splitting an image; 0: it waits for a later step.
+
+        An image with more tokens than the step may compute is computed by a step without other prompts.
+        """
+        whole = request.unsplit(start, count)
+        return whole if whole <= count or not self.chunks else 0
+
     def most_tokens(self, request: Request, start: int, count: int) -> int:
         """Return how many of `count` tokens from `start` may be computed, given the limit of prompt logits per step."""
         if request.num_prompt_logits_wanted - start <= self._num_prompt_logits_left:

@@ -280,7 +280,7 @@ class Scheduler:
         count = min(request.backlog, left, request.max_total_tokens - 1 - request.num_planned)
         count = step.most_tokens(request, request.num_planned, step.within_share(request, count))
         if request.images and count > 0:
-            count = _unsplit(request, request.num_planned, count, step)
+            count = step.unsplit(request, request.num_planned, count)
         if count <= 0:
             return True
         drafts = self._guesses.take_guesses(request, left - 1) if request.drafts else NO_DRAFTS
@@ -301,8 +301,8 @@ class Scheduler:
                 # Only chunks take the room: their blocks beyond the windows are freed once they are computed.
                 if self.memory.give_back():
                     continue
-                if _smaller(request, request.num_planned, count):
-                    count = _smaller(request, request.num_planned, count)
+                if request.halved(request.num_planned, count):
+                    count = request.halved(request.num_planned, count)
                     continue
                 if step.decodes or step.chunks or self._committer.num_under_way:
                     return 0
@@ -311,7 +311,7 @@ class Scheduler:
                 candidates = [other for other in candidates if other.group is not request.group]
             if candidates:
                 self._preemption.preempt(self._policy.victim(candidates))
-            elif smaller := _smaller(request, request.num_planned, count):
+            elif smaller := request.halved(request.num_planned, count):
                 count = smaller
             else:
                 first = self._running.requests[0]
@@ -443,19 +443,19 @@ class Scheduler:
         count = known - start if self.limits.one_step else min(known - start, step.num_tokens_left)
         least, count = count if self.limits.one_step else 1, step.most_tokens(request, start, count)
         if request.images:
-            count = _unsplit(request, start, count, step)
+            count = step.unsplit(request, start, count)
         if not step.most_tokens(request, start, min(1, count)):
             return False
         if match is None:
             if not memory.swap_in(request):
                 return False
             while count and not memory.allocate_slots(request, start + count):
-                count = _smaller(request, start, count)
+                count = request.halved(start, count)
         else:
             while not memory.allocate_slots(request, start + count, match):
-                if count <= least or not _smaller(request, start, count):
+                if count <= least or not request.halved(start, count):
                     return False
-                count = _smaller(request, start, count)
+                count = request.halved(start, count)
         self._start_running(request, start)
         if count:
             self._add_tokens(step, request, count)
@@ -497,18 +497,3 @@ class Scheduler:
         holders = {request for request in known if request.status in (RequestStatus.RUNNING, RequestStatus.SWAPPED)}
         if holders != set(self.memory.memories):
             raise InvariantError("a request holds memory but is neither running nor swapped out")
-
-
-def _unsplit(request: Request, start: int, count: int, step: PlanBuilder) -> int:
-    """Return how many tokens to compute in this step, without splitting an image; 0: its image waits for a later step.
-
-    An image with more tokens than the step may compute is computed by a step without other prompts.
-    """
-    whole = request.unsplit(start, count)
-    return whole if whole <= count or not step.chunks else 0
-
-
-def _smaller(request: Request, start: int, count: int) -> int:
-    """Return a smaller number of tokens from `start` on that splits no image; 0: there is none."""
-    half = request.unsplit(start, count // 2)
-    return half if half < count else 0

@@ -1,6 +1,6 @@
 """ImageRows: the images in a worker's prompts, as a step needs them.
 
-    RowStart.images ─► ImageEncoder.encode ─► rows, one for each placeholder ─► StepInputs.given_rows
+    RowStart.images ─► ImageEncoder.begin ─► rows, one for each placeholder ─► StepInputs.given_rows
                    └─► coordinates of the tokens, if the model counts images by height and width
                    └─► ends_seen, if the tokens of an image attend to one another
 
@@ -75,7 +75,8 @@ class ImageRows:
         if not self._images:
             return inputs
         inputs = self._with_rows(plan, inputs) if self._pending else inputs
-        return inputs if self._encoder is None or self._encoder.cell is None else self._with_coordinates(inputs)
+        cell = None if self._encoder is None else self._encoder.cell
+        return inputs if cell is None else self._with_coordinates(inputs, cell)
 
     def note_computed(self, plan: StepPlan) -> None:
         """Forget images before the last token that a step has computed. Mutates.
@@ -126,13 +127,12 @@ class ImageRows:
             raise ValueError(f"an image has {found} rows, and {placed.num_rows} tokens that take one")
         return rows
 
-    def _with_coordinates(self, inputs: StepInputs) -> StepInputs:
+    def _with_coordinates(self, inputs: StepInputs, cell: int) -> StepInputs:
         coordinates: IntArray = np.stack([inputs.positions] * 3)
         for sequence, row in enumerate(inputs.rows.tolist()):
-            if row in self._images and self._encoder is not None and self._encoder.cell is not None:
+            if row in self._images:
                 tokens = inputs.tokens_of(sequence)
-                places = coordinates_of(inputs.positions[tokens], self._images[row], self._encoder.cell)
-                coordinates[:, tokens] = places
+                coordinates[:, tokens] = coordinates_of(inputs.positions[tokens], self._images[row], cell)
         return replace(inputs, coordinates=coordinates)
 
 
