@@ -16,7 +16,7 @@ import numpy as np
 from quire.compute.arrays import IntArray
 from quire.compute.worker.careful_rows import CarefulRows
 from quire.compute.worker.input_batch import InputBatch
-from quire.compute.worker.model_runner import StepInputs
+from quire.compute.worker.model_runner import NO_COORDINATES, NO_INDICES, NO_STATES, StepInputs
 from quire.core.step import StepPlan
 
 
@@ -49,6 +49,11 @@ class DecodeSteps:
             logit_starts=counting,
             logit_indices=counting[:-1],
             rows=rows,
+            state_indices=NO_INDICES,  # the defaults, named: without a call for each
+            given=NO_INDICES,
+            given_rows=NO_STATES,
+            coordinates=NO_COORDINATES,
+            ends_seen=NO_INDICES,
         )
 
     def _count_to(self, count: int) -> IntArray:
