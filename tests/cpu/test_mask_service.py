@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from quire.compute.grammar import GrammarCompiler, GrammarLimits, HeldText, MaskService
-from quire.compute.grammar.mask_service import DEAR_NICENESS, SILENCE_S
+from quire.compute.grammar.mask_service import DEAR_NICENESS, MAX_DEATHS, SILENCE_S
 from quire.core.grammar import Grammar
 from support.grammars import vocabulary_of
 from support.tiny_tokenizer import byte_level, word_piece
@@ -162,6 +162,24 @@ def test_a_process_that_dies_costs_no_text(service: MaskService, num_known: int)
     for text, masks in zip(texts, found, strict=True):
         assert masks + write_on(service, text, 12 - num_known) == expected_masks(12)
         assert not text.failure
+
+
+def test_a_text_fails_if_its_slow_processes_are_killed_again_and_again() -> None:
+    service = MaskService(VOCABULARY, limits=GrammarLimits(text_s=600.0))  # time does not end it
+    try:
+        text, failures = service.follow(DEAR), []
+        text.tokens += LETTERS[:180]
+        service.ask(text)
+        for number in range(1, MAX_DEATHS + 1):
+            while text.num_deaths < number:
+                service.wait([text], 0.01)
+                slow = service._workers.get((DEAR.owner, True))
+                for process in processes_of(service) if slow is not None and slow.has_begun else ():
+                    os.kill(process, signal.SIGKILL)
+            failures.append(bool(text.failure))
+        assert failures == [False] * (MAX_DEATHS - 1) + [True]
+    finally:
+        service.close()
 
 
 def test_a_process_that_stands_still_is_given_up(service: MaskService, clock: AdjustableClock) -> None:

@@ -9,6 +9,7 @@ import os
 import re
 import signal
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -458,20 +459,28 @@ def test_a_mask_process_that_is_killed_changes_no_text(folder: Path, alone: list
     with make(folder) as llm:
         prompts = [{"prompt_token_ids": prompt} for prompt, _ in WORKLOAD]
         found: list[RequestOutput] = []
-        for number, output in enumerate(llm.stream(prompts, [sampling for _, sampling in WORKLOAD])):
-            if number in (20, 60, 61):
-                kill_workers()
+        num_masked = num_killed = 0
+        for output in llm.stream(prompts, [sampling for _, sampling in WORKLOAD]):
+            num_masked += WORKLOAD[int(output.request_id)][1].grammar is not None
+            if num_masked in (20, 60, 61):
+                num_killed += kill_workers()
             if output.finished:
                 found.append(output)
         found.sort(key=lambda output: int(output.request_id))
-        assert texts_of(found) == alone
+        assert texts_of(found) == alone and num_killed > 1
 
 
-def kill_workers() -> None:
-    """Kill the processes that make masks for this one: those that a child of it has forked."""
-    for process in Path("/proc").iterdir():
-        if process.name.isdigit() and str(os.getpid()) == parent_of(parent_of(process.name)):
-            os.kill(int(process.name), signal.SIGKILL)
+def kill_workers() -> int:
+    """Kill the processes that make masks for this one, those that a child of it has forked; return their number."""
+    found = [
+        int(process.name)
+        for process in Path("/proc").iterdir()
+        if process.name.isdigit() and str(os.getpid()) == parent_of(parent_of(process.name))
+    ]
+    for process in found:
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+    return len(found)
 
 
 def parent_of(process: str) -> str:

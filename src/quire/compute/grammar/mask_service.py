@@ -10,8 +10,8 @@ only on its tokens. Every tenant has its own workers, so that no tenant waits fo
 tenant, cheap grammars do not wait for expensive ones (`is_dear`), which run at the lowest priority.
 
 A job has a limit of CPU time. A worker that exceeds it dies, and other workers follow its texts. A text fails if it
-takes more than `GrammarLimits` allow in total, or if a slow worker dies in its job. Time decides only whether and when
-a mask arrives, never its content.
+takes more than `GrammarLimits` allow in total, or if slow workers keep dying in its jobs. Time decides only whether and
+when a mask arrives, never its content.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ SILENCE_S: Final = 60.0
 START_S: Final = 120.0
 MAX_IDLE_WORKERS: Final = 4
 MAX_KNOWN_COSTS: Final = 512
-MAX_FALSE_STARTS: Final = 2
+MAX_FALSE_STARTS: Final = 4
+MAX_DEATHS: Final = 3
+"""Of slow workers in the jobs of a text: something other than its grammar may have killed them."""
 
 
 @dataclass(slots=True)
@@ -141,7 +143,7 @@ class MaskService:
         if left_s <= 0:
             text.failure = TOO_DEAR
             return
-        limit_s = left_s if worker.is_dear else QUICK_JOB_S
+        text.limit_s = left_s if worker.is_dear else QUICK_JOB_S
         grammar, new = text.grammar if is_new else None, text.tokens[text.num_sent :]
         self._num_jobs += 1
         text.job, text.num_sent = self._num_jobs, len(text.tokens)
@@ -149,7 +151,7 @@ class MaskService:
             worker.since_s = self._clock.now()
         worker.jobs[text.job] = text
         most_forced = min(most_forced, self._most_forced) if self.is_cheap(text) else 0
-        worker.send(MaskJob(text.job, text.number, limit_s, grammar, new, text.drafts, most_forced).to_bytes())
+        worker.send(MaskJob(text.job, text.number, text.limit_s, grammar, new, text.drafts, most_forced).to_bytes())
 
     def flush(self) -> None:
         """Send the jobs. Mutates."""
@@ -248,7 +250,7 @@ class MaskService:
             text.failure = text.failure or answer.failure
 
     def _bury(self, worker: MaskWorker) -> None:
-        """Move the texts of a dead worker to another one, except a text that was too expensive for a slow worker."""
+        """Move the texts of a dead worker to another one, except a text that is too expensive for slow workers."""
         self._workers = {key: each for key, each in self._workers.items() if each is not worker}
         worker.close()
         texts, culprit = list(worker.texts), next(iter(worker.jobs.values()), None)
@@ -258,7 +260,10 @@ class MaskService:
         elif culprit is not None:
             self._cost(culprit.grammar).note_death()
             if worker.is_dear:
-                culprit.failure = culprit.failure or TOO_DEAR
+                culprit.num_deaths += 1
+                is_over = self._clock.now() - worker.since_s >= culprit.limit_s
+                if is_over or culprit.num_deaths >= MAX_DEATHS:
+                    culprit.failure = culprit.failure or TOO_DEAR
         for text in texts:
             text.worker = None
             if self._num_false_starts >= MAX_FALSE_STARTS and not text.failure:

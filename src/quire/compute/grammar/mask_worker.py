@@ -31,6 +31,8 @@ class HeldText:
     spent_s: float = 0.0  # processor time of its present worker
     asked: tuple[int, tuple[int, ...]] | None = None  # the number of tokens, and the drafts
     job: int = BEGUN
+    limit_s: float = 0.0  # processor time that this job may take
+    num_deaths: int = 0  # of slow workers in its jobs
     worker: MaskWorker | None = None
     num_sent: int = 0  # tokens that the worker knows
 
