@@ -97,7 +97,16 @@ def test_every_family_is_here() -> None:
     ) - with_eyes - published - one_step
 
 
-@pytest.mark.parametrize("machine", MACHINES, ids=name_of)
+# Every other pair is left to `make test-long`; `test_native_decoder.py` has all options of families on each machine.
+@pytest.mark.parametrize(
+    ("folder", "machine"),
+    [
+        pytest.param(model, machine, id=f"{model}-{name_of(machine)}", marks=[pytest.mark.long] * ((row + column) % 2))
+        for row, model in enumerate(MODELS)
+        for column, machine in enumerate(MACHINES)
+    ],
+    indirect=["folder"],
+)
 def test_chunks_batches_blocks_and_threads_leave_the_bits_alone(folder: Path, machine: NativeSettings) -> None:
     tokens = tokens_of(folder)
     whole = NativeRun(folder, settings=machine)
