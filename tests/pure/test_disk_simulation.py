@@ -100,7 +100,6 @@ def test_a_log_is_replayed_with_the_disk_as_it_was() -> None:
 def test_tickets_begin_again_after_the_largest_that_a_plan_can_name() -> None:
     spec = KVCacheSpec(4, 1, 8, "float32", (KVGroup((0,)),))
     manager = KVCacheManager(spec, MemoryConfig(num_blocks=8, num_disk_slots=8, disk_write="always"), kept=[])
-    assert manager.disk is not None
     manager.disk._last_ticket = MAX_TICKET - 1
     writer = Request("writer", range(13))
     assert manager.allocate_slots(writer, 13)

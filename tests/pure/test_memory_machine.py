@@ -533,7 +533,7 @@ class MemoryMachine(RuleBasedStateMachine):
         self.begin_plan()
         if luck or not self.manager.give_up_loads():
             return self.go_on()
-        assert self.manager.disk is not None and not list(self.manager.disk.held_blocks())
+        assert not list(self.manager.disk.held_blocks())
 
     @operation(which=ANY, count=TOKENS)
     def swap_in(self, which: int, count: int) -> None:
@@ -907,7 +907,7 @@ class MemoryMachine(RuleBasedStateMachine):
             self.news.follow()
         ledger = manager.ledger()
         held = sum(memory.num_held for memory in manager.memories.values())
-        held += 0 if manager.disk is None else len(list(manager.disk.held_blocks()))
+        held += len(list(manager.disk.held_blocks()))
         assert ledger.used_blocks + ledger.blocks_saved_by_sharing == held
         for model in self.running + self.waiting:
             request = model.request

@@ -524,9 +524,8 @@ class Simulation:
         ledger = memory.ledger()
         self.seen["hits"] += ledger.hit_tokens
         self.seen["evictions"] += ledger.evictions
-        if memory.disk is not None:
-            self.seen += memory.disk.counts
-            self.seen["from disk"] += sum(request.num_disk_tokens for request in self.requests)
+        self.seen += memory.disk.counts
+        self.seen["from disk"] += sum(request.num_disk_tokens for request in self.requests)
         self.seen["merged blocks"] += ledger.merged_blocks
         self.seen["preemptions"] += scheduler.num_preemptions
         self.seen["postponed"] += self.executor.num_postponed

@@ -258,7 +258,6 @@ class EngineCore:
         """
         scheduler, pool, isolation = self.scheduler, self.scheduler.memory.pool, self.scheduler.isolation
         queried_tokens, hit_tokens = scheduler.memory.num_looked_up
-        disk = scheduler.memory.disk
         return EngineStats(
             num_running=len(scheduler.running),
             num_waiting=scheduler.num_waiting,
@@ -285,7 +284,7 @@ class EngineCore:
             jobs=dict(scheduler.memory.jobs.figures()),
             disk_store=self._disk_store,
             **scheduler.memory.host.figures(),
-            **({} if disk is None else disk.figures()),
+            **scheduler.memory.disk.figures(),
         )
 
     # ---- events, for clients that watch ----------------------------------------------------------------------------

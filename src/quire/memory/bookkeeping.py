@@ -89,12 +89,11 @@ class MemoryBooks:
         pool: BlockPool,
         host: HostTier,
         memories: dict[Request, SequenceMemory],
-        disk: DiskTier | None = None,
+        disk: DiskTier,
     ) -> MemoryLedger:
         """Return the use of the memory. Does not mutate; O(requests)."""
         not_full = _fill_of_blocks(spec, memories)
-        num_landing = 0 if disk is None else disk.num_landing
-        reserved = num_landing * spec.block_size + sum(planned - stored for stored, planned in not_full.values())
+        reserved = disk.num_landing * spec.block_size + sum(planned - stored for stored, planned in not_full.values())
         unused = sum(spec.block_size - planned for _, planned in not_full.values())
         return MemoryLedger(
             block_size=spec.block_size,
@@ -110,8 +109,8 @@ class MemoryBooks:
             host_blocks=host.num_blocks,
             used_host_blocks=host.num_in_use,
             cached_host_blocks=host.num_cached,
-            disk_slots=0 if disk is None else disk.slots.num_slots,
-            used_disk_slots=0 if disk is None else disk.slots.num_held,
+            disk_slots=disk.slots.num_slots,
+            used_disk_slots=disk.slots.num_held,
             queried_tokens=self.queried_tokens,
             hit_tokens=self.hit_tokens,
             resumed_queried_tokens=self._resumed_queried_tokens,

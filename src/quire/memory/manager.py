@@ -114,9 +114,9 @@ class KVCacheManager:
         self._swap = Swap(spec.block_size, self.index, self.pool, self.host, self._changes)
         self.cache_journal: CacheJournal | None = None  # while a router subscribes to what can be hit
         self.kept = tuple(kept)
-        self.disk: DiskTier | None = None
-        if config.num_disk_slots and self.index.keeps_entries:
-            self.disk = DiskTier(spec, config.num_disk_slots, config.disk_write, self.index, self.pool)
+        num_disk_slots = config.num_disk_slots if self.index.keeps_entries else 0
+        self.disk = DiskTier(spec, num_disk_slots, config.disk_write, self.index, self.pool)
+        if self.disk.has_slots:
             self.disk.restore(kept)
         self.jobs = CacheJobs(spec.block_size, self.index, self.disk, self._hits)
 
@@ -134,35 +134,31 @@ class KVCacheManager:
 
         Does not mutate; O(1).
         """
-        if self.disk is not None and self.disk.is_landing(frontier):
-            return True
-        return self._publisher.is_being_computed(frontier)
+        return self.disk.is_landing(frontier) or self._publisher.is_being_computed(frontier)
 
     # ---- the disk ---------------------------------------------------------------------------------------------
 
     def start_load(self, request: Request, match: PrefixMatch) -> bool:
         """Start loading blocks beyond a match from disk; False if it has none, or computing is faster. Mutates."""
-        return self.disk is not None and self.disk.start_load(request, match, self._hits.usable)
+        return self.disk.start_load(request, match, self._hits.usable)
 
     def is_loading(self, request: Request) -> bool:
         """Return whether blocks of a request are being loaded from disk. Does not mutate; O(1)."""
-        return self.disk is not None and self.disk.is_loading(request)
+        return self.disk.is_loading(request)
 
     def give_up_loads(self) -> bool:
         """Abandon all loads, so that a running request can use their blocks; False if there are none. Mutates."""
-        return self.disk is not None and self.disk.give_up()
+        return self.disk.give_up()
 
     def end_loads(self, request: Request) -> None:
         """End the loads of a waiting request, because it starts to run, or ends. Mutates."""
-        if self.disk is not None:
-            self.disk.forget_request(request)
+        self.disk.forget_request(request)
 
     def note_hits(self, request: Request, num_tokens: int) -> tuple[int, int]:
         """Return how many of the leading tokens came from host and disk for this request, and count them. Mutates."""
         from_host = self.memories[request].num_host_tokens
         self.host.num_hit_tokens += from_host
-        from_disk = 0 if self.disk is None else self.disk.note_hits(request, num_tokens)
-        return from_host, min(from_disk, num_tokens - from_host)
+        return from_host, min(self.disk.note_hits(request, num_tokens), num_tokens - from_host)
 
     def num_blocks_needed(self, request: Request, end: int, match: PrefixMatch | None = None) -> int:
         """Return how many available blocks a sequence takes to grow to `end` tokens. Does not mutate.
@@ -274,7 +270,7 @@ class KVCacheManager:
         if match.frontier is not None:
             self._publisher.announce(request, memory, match.frontier)
         self._append(request, memory, missing, blocks)
-        if self.disk is not None and memory.last_entry is not None:
+        if self.disk.has_slots and memory.last_entry is not None:
             if self.moves_in:  # blocks that the plan fills from the host have no bytes for the disk before it runs
                 self._moved_in.append((memory.last_entry, request.scope))
             else:
@@ -341,9 +337,7 @@ class KVCacheManager:
         memory = self.memories[request]
         before = memory.num_published
         self._publisher.commit(request, memory, num_computed)
-        if self.disk is None or not self.disk.stores_all or memory.num_published == before:
-            return
-        if memory.last_entry is not None:
+        if self.disk.stores_all and memory.num_published != before and memory.last_entry is not None:
             self.disk.keep_path(memory.last_entry, request.scope)
 
     def withdraw(self, request: Request) -> None:
@@ -403,14 +397,12 @@ class KVCacheManager:
             if entry is None:
                 continue
             self.host.forget(entry)
-            if self.disk is not None:
-                self.disk.forget(entry)
+            self.disk.forget(entry)
             self.index.discard(entry)
 
     def reset(self) -> None:
         """Forget everything cached. Running requests continue, but their blocks can no longer be hit. Mutates."""
-        if self.disk is not None:
-            self.disk.forget_all()
+        self.disk.forget_all()
         for entry in self.index:
             for block_id in entry.block_ids:
                 if block_id != NO_BLOCK:
@@ -459,29 +451,28 @@ class KVCacheManager:
     @property
     def has_loads(self) -> bool:
         """Whether blocks are being loaded from disk."""
-        return self.disk is not None and self.disk.has_loads
+        return self.disk.has_loads
 
     @property
     def has_transfers(self) -> bool:
         """Whether copies to the host or transfers of the disk wait for the next plan."""
-        return bool(self._changes.copies_down) or (self.disk is not None and self.disk.has_news)
+        return bool(self._changes.copies_down) or self.disk.has_news
 
     @property
     def num_asked(self) -> int | None:
         """Plans in a row that asked in vain about blocks being written to disk; None: no block is being written."""
-        return self.disk.num_asked if self.disk is not None and self.disk.is_storing else None
+        return self.disk.num_asked if self.disk.is_storing else None
 
     def ask_disk(self) -> None:
         """Make the next plan ask which transfers have ended, even if it computes nothing. Mutates."""
-        if self.disk is not None:
-            self.disk.ask()
+        self.disk.ask()
 
     def note_step(self, num_tokens: int, duration_us: int, transfers: TransferOutcome) -> None:
         """Record how long a step took, and which transfers of the disk have ended. Mutates; O(tickets)."""
-        if self.disk is not None:
+        if self.disk.has_slots:
             self.disk.rates.note_step(num_tokens, duration_us)
-            if transfers:
-                self.disk.note(transfers)
+        if transfers:
+            self.disk.note(transfers)
 
     @property
     def num_looked_up(self) -> tuple[int, int]:
@@ -495,11 +486,11 @@ class KVCacheManager:
         """
         self.host.plan_made()
         changes = self._changes.take()
-        if self.disk is not None:
+        if self.disk.has_slots:
             changes.transfers = self.disk.take(is_waiting)
             for entry, scope in self._moved_in:
                 self.disk.keep_path(entry, scope)
-        self._moved_in.clear()
+            self._moved_in.clear()
         return changes
 
     def miss_reason(self, request: Request) -> MissReason:
@@ -537,9 +528,8 @@ class KVCacheManager:
         self.pool.check()
         self.index.check()
         self.host.check()
-        landing = () if self.disk is None else tuple(self.disk.held_blocks())
+        landing = tuple(self.disk.held_blocks())
         self._books.check(self.spec, self.pool, self.index, self.host, self.memories, landing)
-        if self.disk is not None:
-            self.disk.check()
+        self.disk.check()
         self._publisher.check(self.memories)
         self.ledger().check()

@@ -151,8 +151,7 @@ class ScheduledEngine:
     @property
     def num_disk_tokens(self) -> int:
         """Prompt tokens that were loaded from a disk."""
-        disk = self._scheduler.memory.disk
-        return 0 if disk is None else disk.num_hit_tokens
+        return self._scheduler.memory.disk.num_hit_tokens
 
     @property
     def num_host_tokens(self) -> int:

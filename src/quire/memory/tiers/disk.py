@@ -71,12 +71,12 @@ class _Landing:
 
 
 class DiskTier:
-    """The books of the disk: slots, tickets, and blocks that are being loaded."""
+    """The books of the disk: slots, tickets, and blocks that are being loaded. Without slots, off from the start."""
 
     def __init__(self, spec: KVCacheSpec, num_slots: int, write: str, index: PrefixIndex, pool: BlockPool) -> None:
         self.slots = SlotBooks(num_slots, len(spec.groups))
         self.rates = LoadRates()
-        self.is_on = True
+        self.has_slots = self.is_on = num_slots > 0
         self.stores_all = write == "always"
         self.counts: Counter[str] = Counter()
         self._spec = spec
@@ -455,7 +455,7 @@ class DiskTier:
             "num_disk_slots": self.slots.num_slots,
             "num_kept_blocks": self.slots.num_held,
             "num_landing_blocks": self.num_landing,
-            "disk_is_off": not self.is_on,
+            "disk_is_off": self.has_slots and not self.is_on,
             "disk_hit_tokens_total": self.num_hit_tokens,
             "disk_blocks": dict(self.counts),
             "token_us": self.rates.token_us or 0.0,

@@ -34,7 +34,7 @@ class _Job:
 class CacheJobs:
     """The jobs, by the names that the server gave them."""
 
-    def __init__(self, block_size: int, index: PrefixIndex, disk: DiskTier | None, hits: PrefixHits) -> None:
+    def __init__(self, block_size: int, index: PrefixIndex, disk: DiskTier, hits: PrefixHits) -> None:
         self._block_size = block_size
         self._index = index
         self._disk = disk
@@ -46,7 +46,7 @@ class CacheJobs:
         num_full = len(tokens) // self._block_size * self._block_size
         known = self._index.match(root_key(scope), tokens[:num_full].tobytes())
         self._jobs[name] = _Job(tuple(known), wants_slots)
-        if known and self._disk is not None:
+        if known:
             self._disk.keep_path(known[-1], scope, is_asked_for=True)
 
     def take(self, name: str, bundle: str, blocks: Sequence[KeptBlock]) -> None:
@@ -68,10 +68,10 @@ class CacheJobs:
 
     def _take(self, job: _Job, bundle: str, entry: PrefixEntry, block: KeptBlock) -> None:
         disk = self._disk
-        if disk is not None and disk.slots.slot(entry, block.group) != NO_BLOCK:
+        if disk.slots.slot(entry, block.group) != NO_BLOCK:
             disk.slots.touch(entry)
             job.num_known += 1
-        elif disk is not None and disk.bring(entry, block.group, block.scope or CacheScope(), bundle, block.slot):
+        elif disk.bring(entry, block.group, block.scope or CacheScope(), bundle, block.slot):
             job.last.append((entry, block.group))
         else:
             job.num_left_out += 1
@@ -88,8 +88,6 @@ class CacheJobs:
     def _figures(self, job: _Job) -> CacheJob:
         size, endless = self._block_size, (len(job.path) + 1) * self._block_size
         num_cached = self._hits.usable(self._hits.places(job.path), endless)
-        if self._disk is None:
-            return CacheJob(0, num_cached * size, num_seen=job.num_seen, num_left_out=job.num_left_out)
         places = self._disk.written_slots(job.path)
         num_stored = self._hits.usable(places, endless)
         slots = [slot for place in places[:num_stored] for slot in place if slot != NO_BLOCK] if job.wants_slots else ()
@@ -106,5 +104,4 @@ class CacheJobs:
 
     def _num_lost(self, job: _Job) -> int:
         """Return how many of the blocks stored last were not written after all: damaged, or without room."""
-        disk = self._disk
-        return 0 if disk is None else sum(disk.slots.slot(entry, group) == NO_BLOCK for entry, group in job.last)
+        return sum(self._disk.slots.slot(entry, group) == NO_BLOCK for entry, group in job.last)
