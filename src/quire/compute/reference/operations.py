@@ -14,11 +14,11 @@ numpy also chooses its vector loops by memory layout, so inputs here are always 
 
 from __future__ import annotations
 
-import math
 from typing import Final, NamedTuple
 
 import numpy as np
 
+from quire.compute.activations import ACTIVATIONS
 from quire.compute.arrays import FloatArray, IntArray
 from quire.compute.models.parts import NormKind, NormScope, NormSpec
 from quire.compute.models.sublayers import Activation, RopeSpec
@@ -26,10 +26,7 @@ from quire.compute.weights.codes import GROUP, INNER, Codes
 from quire.compute.weights.decoder_weights import PartWeights
 from quire.compute.weights.quantize import quantized
 
-GELU_FACTOR: Final = np.float32(math.sqrt(2 / math.pi))
-SIGMOID_FACTOR: Final = np.float32(1.702)
 SWIGLU_LIMIT: Final = np.float32(7)
-ERF: Final = np.vectorize(math.erf, otypes=[np.float64])
 
 
 class Angles(NamedTuple):
@@ -112,26 +109,9 @@ def exponential(numbers: FloatArray) -> FloatArray:
     return np.exp(numbers, dtype=np.float64).astype(np.float32)
 
 
-def _tanh(numbers: FloatArray) -> FloatArray:
-    return np.tanh(numbers, dtype=np.float64).astype(np.float32)
-
-
 def activate(rows: FloatArray, activation: Activation) -> FloatArray:
     """Return the activation of each number."""
-    active: FloatArray
-    if activation is Activation.RELU:
-        active = np.maximum(rows, np.float32(0))
-    elif activation is Activation.RELU_SQUARED:
-        active = np.square(np.maximum(rows, np.float32(0)))
-    elif activation is Activation.SILU:
-        active = rows / (1 + exponential(-rows))
-    elif activation is Activation.QUICK_GELU:
-        active = rows / (1 + exponential(-SIGMOID_FACTOR * rows))
-    elif activation is Activation.GELU:
-        active = (rows * (0.5 + 0.5 * ERF(rows / math.sqrt(2)))).astype(np.float32)
-    else:
-        cubic = np.float32(0.044715) * rows * rows * rows
-        active = np.float32(0.5) * rows * (1 + _tanh(GELU_FACTOR * (rows + cubic)))
+    active: FloatArray = ACTIVATIONS[activation](rows.astype(np.float64)).astype(np.float32)
     return active
 
 
@@ -145,7 +125,10 @@ def gated(gate: FloatArray, up: FloatArray, activation: Activation) -> FloatArra
 
 def soft_cap(rows: FloatArray, cap: float | None) -> FloatArray:
     """Return cap × tanh(rows / cap), which stays within ±cap; without a cap, the rows themselves."""
-    return rows if cap is None else np.float32(cap) * _tanh(rows / np.float32(cap))
+    if cap is None:
+        return rows
+    shares: FloatArray = np.tanh(rows / np.float32(cap), dtype=np.float64).astype(np.float32)
+    return np.float32(cap) * shares
 
 
 def rope_angles(positions: IntArray, rope: RopeSpec, coordinates: IntArray) -> Angles:

@@ -6,38 +6,18 @@ An encoder has them on the state of the first token, or on the mean of all, afte
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from quire.compute.activations import ACTIVATIONS, Numbers
 from quire.compute.arrays import FloatArray
 from quire.compute.models.base import DecoderSpec
 from quire.compute.models.heads import HeadSpec
 from quire.compute.models.labels import SCORE_TENSOR, Labels, require_width
 from quire.compute.models.parts import Part
-from quire.compute.models.sublayers import Activation
 from quire.compute.weights.weight_file import WeightFile
 from quire.core.errors import CheckpointError
-
-Numbers = NDArray[np.float64]
-ERF: Final = np.vectorize(math.erf, otypes=[np.float64])
-ACTIVATIONS: Final[Mapping[Activation | None, Callable[[Numbers], Numbers]]] = MappingProxyType(
-    {
-        None: np.tanh,
-        Activation.RELU: lambda numbers: np.maximum(numbers, 0.0),
-        Activation.RELU_SQUARED: lambda numbers: np.maximum(numbers, 0.0) ** 2,
-        Activation.SILU: lambda numbers: numbers / (1 + np.exp(-numbers)),
-        Activation.GELU: lambda numbers: 0.5 * numbers * (1 + ERF(numbers * math.sqrt(0.5))),
-        Activation.GELU_TANH: lambda numbers: (
-            0.5 * numbers * (1 + np.tanh(math.sqrt(2 / math.pi) * (numbers + 0.044715 * numbers**3)))
-        ),
-    }
-)
-"""Those of the layer before the rows, in float64."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +32,8 @@ class ClassifierLayer:
 
     def __call__(self, state: Numbers) -> Numbers:
         """Return the output for a hidden state."""
-        output = ACTIVATIONS[self.spec.activation](np.add.reduce(self.weight * state, axis=1) + self.bias)
+        activate = np.tanh if self.spec.activation is None else ACTIVATIONS[self.spec.activation]
+        output: Numbers = activate(np.add.reduce(self.weight * state, axis=1) + self.bias)
         if self.spec.norm is None:
             return output
         centred = output - np.add.reduce(output) / len(output)
