@@ -31,7 +31,7 @@ from quire.compute.models.common import (
 )
 from quire.compute.models.config_file import MAX_LENGTH, ConfigFile
 from quire.compute.models.gemma2 import STEMS as NORMS
-from quire.compute.models.multimodal import text_config, with_other_tensors
+from quire.compute.models.multimodal import below, text_config, with_other_tensors
 from quire.compute.models.parts import Part
 from quire.compute.models.rope import FULL, FULL_BASE, LOCAL_BASE, SLIDING, rope_spec
 from quire.compute.models.sublayers import ExpertsSpec, LayerInputsSpec
@@ -96,7 +96,7 @@ def gemma4_like(config: ConfigFile, defaults: Mapping[str, object], max_length: 
     """Return the spec of a model whose settings have these defaults, or of its text model."""
     if not config.is_set("text_config"):
         return _text_spec(config.over(defaults), max_length)
-    return with_other_tensors(_text_spec(text_config(config).over(defaults), max_length), _renamed, OTHERS)
+    return with_other_tensors(_text_spec(text_config(config).over(defaults), max_length), below(TEXT), OTHERS)
 
 
 def _text_spec(config: ConfigFile, max_length: int | None) -> DecoderSpec:
@@ -210,7 +210,3 @@ def _unused(layers: Sequence[LayerSpec]) -> frozenset[str]:
     stem = LAYER + "self_attn.{name}.weight"
     shared = [index for index, layer in enumerate(layers) if layer.keys_of is not None]
     return frozenset(stem.format(layer=index, name=name) for index in shared for name in UNUSED)
-
-
-def _renamed(name: str) -> str:
-    return TEXT + name.removeprefix(PREFIX) if name.startswith(PREFIX) else name

@@ -10,9 +10,8 @@ from typing import Final
 
 from quire.compute.models import llama
 from quire.compute.models.base import DecoderSpec
-from quire.compute.models.common import PREFIX
 from quire.compute.models.config_file import ConfigFile
-from quire.compute.models.multimodal import text_config, with_other_tensors
+from quire.compute.models.multimodal import below, text_config, with_other_tensors
 
 DEFAULTS: Final = MappingProxyType({"rms_norm_eps": 1e-5})
 TEXT: Final = "model.text_model."
@@ -23,9 +22,4 @@ def decoder_spec(config: ConfigFile, max_length: int | None = None) -> DecoderSp
     """Return the spec of the text model; refuses settings that quire does not interpret."""
     text = text_config(config).over(DEFAULTS)
     text.require("model_type", "llama", None)
-    return with_other_tensors(llama.decoder_spec(text, max_length), _renamed, IMAGES)
-
-
-def _renamed(name: str) -> str:
-    """Return the name of a tensor of the text model in a file that has images too."""
-    return TEXT + name.removeprefix(PREFIX) if name.startswith(PREFIX) else name
+    return with_other_tensors(llama.decoder_spec(text, max_length), below(TEXT), IMAGES)

@@ -9,9 +9,8 @@ from typing import Final
 
 from quire.compute.models import lfm2
 from quire.compute.models.base import DecoderSpec
-from quire.compute.models.common import PREFIX
 from quire.compute.models.config_file import ConfigFile
-from quire.compute.models.multimodal import TIED, with_other_tensors
+from quire.compute.models.multimodal import TIED, below, with_other_tensors
 
 TEXT: Final = "model.language_model."
 IMAGES: Final = ("model.multi_modal_projector.", "model.vision_tower.")
@@ -24,9 +23,4 @@ def decoder_spec(config: ConfigFile, max_length: int | None = None) -> DecoderSp
     text.require("model_type", "lfm2", None)
     tied = config.flag(OLDER_TIED, config.flag(TIED, True)) and text.flag(OLDER_TIED, text.flag(TIED, True))
     spec = lfm2.decoder_spec(ConfigFile(text.where, {**text.fields, OLDER_TIED: tied}), max_length)
-    return with_other_tensors(spec, _renamed, IMAGES)
-
-
-def _renamed(name: str) -> str:
-    """Return the name of a tensor of the text model in a file that has images too."""
-    return TEXT + name.removeprefix(PREFIX) if name.startswith(PREFIX) else name
+    return with_other_tensors(spec, below(TEXT), IMAGES)

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Final
 
 from quire.compute.models.base import DecoderSpec, LayerSpec
+from quire.compute.models.common import PREFIX
 from quire.compute.models.config_file import ConfigFile
 from quire.compute.models.rope import SECTIONS
 from quire.compute.models.sublayers import MAX_AXES
@@ -27,6 +28,11 @@ def text_config(config: ConfigFile) -> ConfigFile:
     text = config.section("text_config")
     tied = text.flag(TIED, config.flag(TIED, False)) and config.flag(TIED, True)
     return ConfigFile(text.where, {**text.fields, TIED: tied})
+
+
+def below(text: str) -> Callable[[str], str]:
+    """Return the function to the names of a text model's tensors in a file where they begin with `text`."""
+    return lambda name: text + name.removeprefix(PREFIX) if name.startswith(PREFIX) else name
 
 
 def with_other_tensors(spec: DecoderSpec, rename: Callable[[str], str], prefixes: tuple[str, ...]) -> DecoderSpec:

@@ -12,9 +12,8 @@ from typing import Final
 
 from quire.compute.models import qwen3_next
 from quire.compute.models.base import DecoderSpec
-from quire.compute.models.common import PREFIX
 from quire.compute.models.config_file import ConfigFile
-from quire.compute.models.multimodal import text_config, with_axes, with_other_tensors
+from quire.compute.models.multimodal import below, text_config, with_axes, with_other_tensors
 from quire.compute.models.parts import Part, WeightSource
 from quire.compute.models.qwen3_next import (
     DELTA,
@@ -45,7 +44,7 @@ def text_spec(
     spec = read(text)
     delta = delta_rule(text, spec.norm)
     spec = with_recurrent_layers(spec, text, delta, _rows(delta))
-    return with_other_tensors(with_axes(text, spec, in_turns=True), _renamed, IMAGES) if is_nested else spec
+    return with_other_tensors(with_axes(text, spec, in_turns=True), below(TEXT), IMAGES) if is_nested else spec
 
 
 def _rows(delta: DeltaSpec) -> Mapping[Part, WeightSource]:
@@ -53,7 +52,3 @@ def _rows(delta: DeltaSpec) -> Mapping[Part, WeightSource]:
         Part.DELTA_RATE: WeightSource(DELTA + "in_proj_b"),
         Part.DELTA_DECAY: WeightSource(DELTA + "in_proj_a"),
     }
-
-
-def _renamed(name: str) -> str:
-    return TEXT + name.removeprefix(PREFIX) if name.startswith(PREFIX) else name

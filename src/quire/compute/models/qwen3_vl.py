@@ -11,9 +11,9 @@ from types import MappingProxyType
 from typing import Final
 
 from quire.compute.models.base import DecoderSpec
-from quire.compute.models.common import MAX_LAYERS, PREFIX, llama_like, rotary_layers, with_head_norms
+from quire.compute.models.common import MAX_LAYERS, llama_like, rotary_layers, with_head_norms
 from quire.compute.models.config_file import ConfigFile
-from quire.compute.models.multimodal import text_config, with_axes, with_other_tensors
+from quire.compute.models.multimodal import below, text_config, with_axes, with_other_tensors
 
 DEFAULTS: Final = MappingProxyType({"num_key_value_heads": 32, "head_dim": 128, "rope_theta": 500_000.0})
 DEEP: Final = "deepstack_visual_indexes"
@@ -27,7 +27,7 @@ def decoder_spec(config: ConfigFile, max_length: int | None = None) -> DecoderSp
     text = text_config(config).over(DEFAULTS)
     text.refuse("use_sliding_window")
     spec = with_head_norms(llama_like(text, max_length, rotary_layers(text, max_length)))
-    return with_other_tensors(with_images(config, text, spec), renamed, IMAGES)
+    return with_other_tensors(with_images(config, text, spec), below(TEXT), IMAGES)
 
 
 def with_images(config: ConfigFile, text: ConfigFile, spec: DecoderSpec) -> DecoderSpec:
@@ -42,8 +42,3 @@ def deep_layers(vision: ConfigFile) -> tuple[int, ...]:
     if not isinstance(layers, list) or not is_list or layers != sorted(set(layers)):
         raise vision.error(DEEP, f"a list of layers in ascending order, below {MAX_LAYERS}")
     return tuple(layers)
-
-
-def renamed(name: str) -> str:
-    """Return the name of a tensor of the text model in a file that has images too."""
-    return TEXT + name.removeprefix(PREFIX) if name.startswith(PREFIX) else name

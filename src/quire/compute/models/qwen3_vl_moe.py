@@ -13,9 +13,9 @@ from typing import Final
 from quire.compute.models.base import DecoderSpec
 from quire.compute.models.common import llama_like, rotary_layers, with_head_norms, with_stems
 from quire.compute.models.config_file import ConfigFile
-from quire.compute.models.multimodal import text_config, with_other_tensors
+from quire.compute.models.multimodal import below, text_config, with_other_tensors
 from quire.compute.models.qwen3_moe import STEMS, qwen_experts, with_sparse
-from quire.compute.models.qwen3_vl import IMAGES, renamed, with_images
+from quire.compute.models.qwen3_vl import IMAGES, TEXT, with_images
 
 DEFAULTS: Final = MappingProxyType(
     {
@@ -33,4 +33,4 @@ def decoder_spec(config: ConfigFile, max_length: int | None = None) -> DecoderSp
         raise text.error("norm_topk_prob", "true, as transformers computes these models")
     spec = with_head_norms(llama_like(text, max_length, rotary_layers(text, max_length)))
     spec = replace(with_stems(spec, STEMS), experts=qwen_experts(text), layers=with_sparse(text, spec.layers))
-    return with_other_tensors(with_images(config, text, spec), renamed, IMAGES)
+    return with_other_tensors(with_images(config, text, spec), below(TEXT), IMAGES)
