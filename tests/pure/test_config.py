@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from quire.core.config import MOST_DRAFTS, MemoryConfig, SchedulerConfig, require_number
+from quire.core.config import MOST_DRAFTS, MemoryConfig, SchedulerConfig
 from quire.core.errors import InvalidConfigError
+from quire.core.setting_checks import require_number
 
 Config = MemoryConfig | SchedulerConfig
 LARGEST = (1 << 31) - 1

@@ -15,9 +15,9 @@ from typing import Final
 
 from quire.cli import DONE
 from quire.core.byte_sizes import format_bytes
-from quire.core.config import require_int
 from quire.core.errors import ExecutionError
 from quire.core.python_process import start_python
+from quire.core.setting_checks import require_int
 
 PORT: Final = 6379
 

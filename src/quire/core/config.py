@@ -13,7 +13,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypedDict
@@ -22,6 +21,7 @@ from quire.core.byte_sizes import parse_bytes
 from quire.core.errors import InvalidConfigError
 from quire.core.kv_spec import MAX_BLOCK_SIZE, USUAL_BLOCK_SIZE
 from quire.core.pooling import POOLINGS
+from quire.core.setting_checks import require_int, require_number, require_one_of
 
 TOUCH_KV_MEMORY = ("start", "idle", "use")
 PREFIX_INDEXES = ("hash_chain", "radix_tree", "none")
@@ -459,24 +459,3 @@ def _name_and_value(text: str) -> tuple[str, str]:
     """Return NAME and FOLDER; if only a folder is given, NAME is the folder's own name."""
     name, separator, value = text.partition("=")
     return (name, value) if separator else (os.path.basename(os.path.normpath(text)), text)
-
-
-def require_int(field: str, value: object, low: int, high: int) -> None:
-    """Raise `InvalidConfigError` unless a setting is an integer within limits."""
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise InvalidConfigError(field, value, f"an integer from {low} to {high}")
-
-
-def require_number(field: str, value: object, low: float, high: float) -> None:
-    """Raise `InvalidConfigError` unless a setting is a finite number within limits."""
-    largest = sys.float_info.max
-    if isinstance(value, bool) or not isinstance(value, int | float) or not -largest <= value <= largest:
-        raise InvalidConfigError(field, value, "a finite number")
-    if not low <= value <= high:
-        raise InvalidConfigError(field, value, f"a number from {low:g} to {high:g}")
-
-
-def require_one_of(field: str, value: object, allowed: tuple[str, ...]) -> None:
-    """Raise `InvalidConfigError` unless a setting is one of the names."""
-    if value not in allowed:
-        raise InvalidConfigError(field, value, f"one of {', '.join(allowed)}")

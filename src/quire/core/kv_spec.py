@@ -41,6 +41,7 @@ from types import MappingProxyType
 from typing import Final
 
 from quire.core.errors import InvalidConfigError
+from quire.core.setting_checks import require_int
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "fp8": 1}
 INT4_GROUP: Final = 32
@@ -95,8 +96,8 @@ class KVHeads:
     head_dim: int
 
     def __post_init__(self) -> None:
-        _require_int("num_kv_heads", self.num_kv_heads, 1, 1 << 16)
-        _require_int("head_dim", self.head_dim, 1, 1 << 16)
+        require_int("num_kv_heads", self.num_kv_heads, 1, 1 << 16)
+        require_int("head_dim", self.head_dim, 1, 1 << 16)
 
     @property
     def size(self) -> int:
@@ -160,18 +161,18 @@ class KVCacheSpec:
     recurrent_bytes: int = 0
 
     def __post_init__(self) -> None:
-        _require_int("block_size", self.block_size, 1, MAX_BLOCK_SIZE)
-        _require_int("num_kv_heads", self.num_kv_heads, 1, 1 << 16)
-        _require_int("head_dim", self.head_dim, 1, 1 << 16)
-        _require_int("latent_dim", self.latent_dim, 0, self.head_dim)
+        require_int("block_size", self.block_size, 1, MAX_BLOCK_SIZE)
+        require_int("num_kv_heads", self.num_kv_heads, 1, 1 << 16)
+        require_int("head_dim", self.head_dim, 1, 1 << 16)
+        require_int("latent_dim", self.latent_dim, 0, self.head_dim)
         if not isinstance(self.dtype, str) or self.dtype not in KV_FORMS:
             raise InvalidConfigError("dtype", self.dtype, f"one of {', '.join(KV_FORMS)}")
         if not self.groups or not any(group.layers for group in self.groups):
             raise InvalidConfigError("groups", self.groups, "at least one group with at least one layer")
         for group in self.groups:
             if group.window is not None:
-                _require_int("window", group.window, 1, 1 << 31)
-        _require_int("recurrent_bytes", self.recurrent_bytes, 0, 1 << 40)
+                require_int("window", group.window, 1, 1 << 31)
+        require_int("recurrent_bytes", self.recurrent_bytes, 0, 1 << 40)
         if self.draft is not None:
             self._check_draft(self.draft)
 
@@ -404,8 +405,3 @@ def _group_places(counts: Sequence[tuple[int, int]]) -> int:
 
     sizes = range(max(places), 0, -1)
     return next((size for size in sizes if padding(size) <= MAX_PADDING_FRACTION), min(sizes, key=padding))
-
-
-def _require_int(field: str, value: object, low: int, high: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise InvalidConfigError(field, value, f"an integer from {low} to {high}")

@@ -15,7 +15,7 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from quire.core.config import require_int
+from quire.core.setting_checks import require_int
 
 MOST_WAIT_S: Final = 2.0
 WAITS_FOR_S: Final = 10.0

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from quire.core.byte_sizes import parse_bytes
-from quire.core.config import require_int, require_number, require_one_of, setting
+from quire.core.config import setting
 from quire.core.errors import InvalidConfigError
+from quire.core.setting_checks import require_int, require_number, require_one_of
 from quire.core.validate import MAX_NAME_LENGTH
 from quire.engine.process.heartbeat import MAX_SILENCE_S, MAX_STEP_S
 from quire.engine.replicas.settings import CONTINUE_ON

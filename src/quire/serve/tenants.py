@@ -19,9 +19,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from quire.core.config import require_int
 from quire.core.errors import InvalidConfigError, InvalidRequestError
 from quire.core.request import DEFAULT_SCOPE, CacheScope
+from quire.core.setting_checks import require_int
 from quire.core.validate import MAX_PRIORITY, MAX_SALT_LENGTH
 from quire.serve.config import ServerConfig, require_key
 from quire.serve.model_names import same_model

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from quire.core.config import require_int, require_number, require_one_of
 from quire.core.errors import InvalidConfigError
 from quire.core.request import Request
+from quire.core.setting_checks import require_int, require_number, require_one_of
 from quire.simulate.replica import SimulatedEngine
 
 KILL, SILENT, DRAIN = "kill", "silent", "drain"

@@ -15,8 +15,8 @@ from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from quire.core.config import require_number
 from quire.core.request import Request
+from quire.core.setting_checks import require_number
 from quire.memory.cache_journal import CacheNews
 from quire.routing.router import Router
 from quire.routing.scaling import Load

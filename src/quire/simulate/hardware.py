@@ -19,8 +19,8 @@ from types import MappingProxyType
 from typing import Final
 
 from quire.core.byte_sizes import parse_bytes
-from quire.core.config import require_int, require_number, require_one_of
 from quire.core.errors import InvalidConfigError
+from quire.core.setting_checks import require_int, require_number, require_one_of
 
 MACHINES_FOLDER: Final = Path(__file__).parent / "machines"
 DEVICES: Final = ("cpu", "cuda")

@@ -17,8 +17,8 @@ from dataclasses import astuple, dataclass, field, replace
 from operator import add
 from types import MappingProxyType
 
-from quire.core.config import require_int, require_one_of
 from quire.core.kv_spec import DTYPE_BYTES, RECURRENT, SHARED, KVCacheSpec, KVHeads
+from quire.core.setting_checks import require_int, require_one_of
 
 SCALE_BYTES = 4
 GROUP_BYTES = MappingProxyType({"int8_groups": 34, "int4": 20})

@@ -17,8 +17,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from quire.core.config import TENSOR_PARALLEL_SUMS, require_one_of
+from quire.core.config import TENSOR_PARALLEL_SUMS
 from quire.core.kv_spec import DTYPE_BYTES, INT4_VALUES, KV_FORMS
+from quire.core.setting_checks import require_one_of
 from quire.simulate.hardware import Hardware
 from quire.simulate.model_shape import CODES, ModelShape
 

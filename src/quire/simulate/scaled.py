@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from quire.core.config import require_int, require_number
+from quire.core.setting_checks import require_int, require_number
 from quire.simulate.replica import SimulatedEngine
 
 LOOK_S: Final = 1.0

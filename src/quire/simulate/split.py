@@ -16,8 +16,8 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, replace
 
-from quire.core.config import require_int, require_number
 from quire.core.request import Request
+from quire.core.setting_checks import require_int, require_number
 from quire.core.step import StepPlan
 from quire.simulate.cost.base import StepCost
 

@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
     from quire.cli.simulate.files import show_results, write_text
     from quire.cli.simulate.progress import ProgressLine
     from quire.core.clock import SystemClock
-    from quire.core.config import require_int
+    from quire.core.setting_checks import require_int
 
     if arguments.limit is not None:
         require_int("limit", arguments.limit, 0, 1 << 40)

@@ -24,8 +24,9 @@ from quire.cli.simulate.files import named_after, remark_torn
 from quire.cli.simulate.progress import ProgressLine
 from quire.cli.simulate.report import show_blocks
 from quire.core.byte_sizes import format_bytes, parse_bytes
-from quire.core.config import EngineConfig, require_int, require_number
+from quire.core.config import EngineConfig
 from quire.core.errors import InvalidConfigError
+from quire.core.setting_checks import require_int, require_number
 from quire.engine.records.step_log import MAGIC, replayed
 from quire.routing.router import Router
 from quire.simulate.baselines import SYSTEMS

@@ -9,8 +9,8 @@ of the wrong size. Paging avoids both.
 
 from __future__ import annotations
 
-from quire.core.config import require_int
 from quire.core.errors import InvariantError
+from quire.core.setting_checks import require_int
 
 
 class BuddyAllocator:

@@ -22,9 +22,9 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from quire.core.clock import ManualClock
-from quire.core.config import require_int, require_one_of
 from quire.core.errors import InvariantError, RequestTooLargeError
 from quire.core.request import FinishReason, Request, RequestStatus
+from quire.core.setting_checks import require_int, require_one_of
 from quire.core.step import StepPlan, StepResult
 from quire.core.validate import RequestLimits, max_total_tokens, validate
 from quire.memory.ledger import MemoryLedger

@@ -12,7 +12,7 @@ columns, so that the cost model takes only a few microseconds per simulated step
 
 from __future__ import annotations
 
-from quire.core.config import require_int, require_number
+from quire.core.setting_checks import require_int, require_number
 from quire.core.step import StepPlan
 from quire.simulate.model_shape import num_read
 from quire.simulate.roofline import Roofline

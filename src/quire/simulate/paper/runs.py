@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from operator import attrgetter
 
-from quire.core.config import MemoryConfig, SchedulerConfig, require_int
+from quire.core.config import MemoryConfig, SchedulerConfig
+from quire.core.setting_checks import require_int
 from quire.simulate.baselines.contiguous import ContiguousEngine
 from quire.simulate.baselines.published import contiguous_setup, vllm_setup
 from quire.simulate.cost.roofline import RooflineCost

@@ -15,7 +15,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from quire.core.config import require_number, require_one_of
+from quire.core.setting_checks import require_number, require_one_of
 
 FIXED, POISSON, GAMMA, BURSTS = "fixed", "poisson", "gamma", "bursts"
 PATTERNS = (FIXED, POISSON, GAMMA, BURSTS)

@@ -12,7 +12,7 @@ import heapq
 import random
 from array import array
 
-from quire.core.config import require_int, require_number
+from quire.core.setting_checks import require_int, require_number
 from quire.simulate.workload.drawn import DrawnPrompts
 from quire.simulate.workload.offered import OfferedRequest
 

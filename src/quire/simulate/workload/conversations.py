@@ -15,8 +15,8 @@ import random
 from array import array
 from dataclasses import dataclass
 
-from quire.core.config import require_int, require_number
 from quire.core.errors import InvariantError
+from quire.core.setting_checks import require_int, require_number
 from quire.simulate.workload.arrivals import Arrivals
 from quire.simulate.workload.drawn import DrawnPrompts, draw_tokens
 from quire.simulate.workload.offered import OfferedRequest

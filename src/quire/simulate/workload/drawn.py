@@ -15,7 +15,7 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from quire.core.config import require_int, require_number
+from quire.core.setting_checks import require_int, require_number
 from quire.simulate.workload.arrivals import Arrivals
 from quire.simulate.workload.lengths import Lengths
 from quire.simulate.workload.offered import OfferedRequest

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from quire.core.config import require_int, require_number
+from quire.core.setting_checks import require_int, require_number
 from quire.simulate.lengths import Length
 
 SPREAD = 0.7

@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from quire.core.config import require_number, require_one_of
 from quire.core.errors import InvalidValueError
+from quire.core.setting_checks import require_number, require_one_of
 from quire.simulate.workload.drawn import draw_tokens
 from quire.simulate.workload.offered import OfferedRequest
 
