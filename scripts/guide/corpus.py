@@ -323,10 +323,10 @@ def normalise(question: str) -> str:
     return " ".join(re.findall(r"[a-z0-9]+", question.lower()))
 
 
-def read_topics(folder: Path = CORPUS_FOLDER) -> list[Topic]:
+def read_topics() -> list[Topic]:
     """Read all topics, in the order of file names; a name or a question that occurs twice is an error."""
     drafts: list[Draft] = []
-    for path in sorted(folder.glob("*.md")):
+    for path in sorted(CORPUS_FOLDER.glob("*.md")):
         for line in path.read_text(encoding="utf-8").splitlines():
             if line.startswith("## "):
                 drafts.append(Draft(line.removeprefix("## ")))
@@ -342,9 +342,9 @@ def read_topics(folder: Path = CORPUS_FOLDER) -> list[Topic]:
     return topics
 
 
-def read_documents(file: Path = CORPUS_FOLDER / "documents.txt") -> list[str]:
+def read_documents() -> list[str]:
     """Return the prose of the project's documents, as `documents.py` recorded it."""
-    return file.read_text(encoding="utf-8").split(PAGE_BREAK)
+    return (CORPUS_FOLDER / "documents.txt").read_text(encoding="utf-8").split(PAGE_BREAK)
 
 
 Turn = tuple[str, str]

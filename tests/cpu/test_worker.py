@@ -62,11 +62,6 @@ def text_of(folder: Path, prompt: Sequence[int], count: int) -> list[int]:
     return [run.prefill(0, prompt), *run.decode(0, len(prompt), count - 1)]
 
 
-def submit_and_collect(run: ReferenceRun, plan: StepPlan) -> StepResult:
-    run.worker.submit(plan)
-    return run.worker.collect()
-
-
 # --- tokens ------------------------------------------------------------------------------------
 
 

@@ -28,7 +28,6 @@ MESSAGES: Any = [{"role": "user", "content": "What is a block table?"}]
 GREEDY: Any = {"temperature": 0, "num_predict": 24}
 TOOLS: Any = [{"type": "function", "function": {"name": "weather", "description": "It rains.", "parameters": WEATHER}}]
 FIGURES = ("total_duration", "load_duration", "prompt_eval_duration", "eval_duration", "created_at")
-CREATED = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"
 
 
 @pytest.fixture(scope="module")

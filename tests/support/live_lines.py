@@ -15,7 +15,6 @@ from typing import Any
 from quire.engine.records.live import MOST_UNSEEN
 
 ENDS = {"finished", "aborted", "failed"}
-BLOCK_FIELDS = ("state", "refs", "owner", "parent", "t")
 
 
 @dataclass

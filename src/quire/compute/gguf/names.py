@@ -473,7 +473,7 @@ class Names:
     def stored(self, name: str) -> str:
         """Return the file's name for a tensor of Hugging Face; the same name if files have no other."""
         stem, _, kind = name.rpartition(".")
-        where, theirs = "", _key_of({**CLASSIFIER, **self.once}, stem)
+        where, theirs = "", key_of({**CLASSIFIER, **self.once}, stem)
         if stem.startswith(self.prefix):
             layer, _, part = stem.removeprefix(self.prefix).partition(".")
             where, theirs = f"blk.{layer}.", self._stored_part(part)
@@ -482,13 +482,14 @@ class Names:
     def _stored_part(self, part: str) -> str | None:
         of_expert = OF_EXPERT.fullmatch(part)
         if of_expert is None:
-            return _key_of(self.layer, part)
+            return key_of(self.layer, part)
         module, expert, matrix = of_expert.groups()
-        stack = _key_of(self.experts, f"{module}.{{expert}}.{matrix}")
+        stack = key_of(self.experts, f"{module}.{{expert}}.{matrix}")
         if self.has_gate_up and stack in GATE_AND_UP:
             return GATE_UP
         return stack if stack is None or self.has_stacks else f"{stack.removesuffix('_exps')}.{expert}"
 
 
-def _key_of(names: Mapping[str, str], ours: str) -> str | None:
+def key_of(names: Mapping[str, str], ours: str) -> str | None:
+    """Return the name in a file of what is `ours` in a checkout; None: it has none."""
     return next((theirs for theirs, name in names.items() if name == ours), None)

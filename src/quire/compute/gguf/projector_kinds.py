@@ -16,6 +16,7 @@ from typing import Final
 
 from quire.compute.gguf.header import GgufTensor
 from quire.compute.gguf.named_settings import Settings, as_written
+from quire.compute.gguf.names import key_of
 from quire.compute.gguf.tensors import GgufEntry
 from quire.core.errors import CheckpointError
 
@@ -147,21 +148,17 @@ class Kind:
     def stored(self, name: str, file: EncoderFile) -> str:
         """Return the file's name for a tensor; the same name if files have no other."""
         stem, _, end = name.rpartition(".")
-        whole, theirs = _key_of(self.once, name), _key_of(self.once, stem)
+        whole, theirs = key_of(self.once, name), key_of(self.once, stem)
         if whole is not None or theirs is not None:
             return whole or f"{theirs}.{end}"
         layer, _, part = stem.removeprefix(self.layers).partition(".")
-        theirs = _key_of(self.layer, part)
+        theirs = key_of(self.layer, part)
         if not stem.startswith(self.layers) or theirs is None:
             return name
         return f"{IN_LAYER}{layer}.{SWAPPED.get(theirs, theirs) if file.swaps else theirs}.{end}"
 
 
 SWAPPED: Final = MappingProxyType({"ffn_down": "ffn_up", "ffn_up": "ffn_down"})
-
-
-def _key_of(names: Mapping[str, str], ours: str) -> str | None:
-    return next((theirs for theirs, name in names.items() if name == ours), None)
 
 
 def in_module(prefix: str, names: Mapping[str, str]) -> dict[str, str]:

@@ -29,6 +29,7 @@ from quire.engine.commands import Add, AnyCommand
 from quire.engine.records.stats import EngineStats, ModelState
 from quire.engine.replicas.parts import Part
 from quire.engine.replicas.replica import Replica
+from quire.memory.tiers.rates import smoothed
 from quire.routing.prompts import RoutedPrompt
 from quire.routing.router import Loan, Router
 
@@ -40,7 +41,6 @@ LEAST_S: Final = 0.1
 LONGEST_S: Final = 10.0
 RETRY_EVERY: Final = 64
 """Try one in this many fetches that are estimated not to pay: a link may have recovered."""
-SMOOTHING: Final = 0.3
 CLOSING_S: Final = 1.0
 
 DONE, THERE, LATE, LEFT = "done", "there already", "late", "left"
@@ -119,15 +119,11 @@ class FetchRates:
 
     def note_asked(self, seconds: float) -> None:
         """Record the time until the source had written the blocks. Mutates."""
-        self._ask_s = _smoothed(self._ask_s, seconds)
+        self._ask_s = smoothed(self._ask_s, seconds)
 
     def note_moved(self, num_blocks: int, seconds: float) -> None:
         """Record the time to move blocks. Mutates."""
-        self._block_s = _smoothed(self._block_s, seconds / num_blocks)
-
-
-def _smoothed(before: float | None, now: float) -> float:
-    return now if before is None else before + SMOOTHING * (now - before)
+        self._block_s = smoothed(self._block_s, seconds / num_blocks)
 
 
 @dataclass(eq=False, slots=True)

@@ -39,7 +39,7 @@ LOADS: dict[str, tuple[Lengths, str]] = {
 }
 LEAST_TOKENS_PER_S = 1e6
 TRAFFIC = ("llama-3.1-8b", "--hardware", "nvidia-h100", "--rate", "10")
-HOUR_S, MOST_WALL_S = 3600, 60.0
+MOST_WALL_S = 60.0
 MOST_GROWTH = 1.1
 
 

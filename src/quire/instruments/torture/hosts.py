@@ -88,7 +88,7 @@ def neighbours(stage: Stage) -> str:
         ),
     ]
     with stage.serving(_spec(stage)) as server:
-        require(server.wait_for_metric("quire_steps_total", 1) > 0, "an operator does not see the counters")
+        require(server.wait_for_metric("quire_steps_total") > 0, "an operator does not see the counters")
         load = ask(f"{server.url}/load", headers=other).json()
         require(not any(load.values()), f"/load shows a tenant other tenants: {load}")
         with _watching(server, OTHER_KEY) as answer:

@@ -33,12 +33,12 @@ class LoadRates:
     def note_loads(self, num_blocks: int, microseconds: int) -> None:
         """Record blocks that were loaded. Mutates."""
         if num_blocks and microseconds > 0:
-            self.block_us = _smoothed(self.block_us, microseconds / num_blocks)
+            self.block_us = smoothed(self.block_us, microseconds / num_blocks)
 
     def note_step(self, num_tokens: int, microseconds: int) -> None:
         """Record a step that was computed. Mutates."""
         if num_tokens >= FEW_TOKENS and microseconds > 0:
-            self.token_us = _smoothed(self.token_us, microseconds / num_tokens)
+            self.token_us = smoothed(self.token_us, microseconds / num_tokens)
 
     def pays(self, num_blocks: int, num_tokens: int) -> bool:
         """Return whether to load this many blocks rather than compute their tokens. Does not mutate."""
@@ -53,5 +53,6 @@ class LoadRates:
         return min(max(round(num_tokens * self.token_us), SHORTEST_PATIENCE_US), LONGEST_PATIENCE_US)
 
 
-def _smoothed(before: float | None, now: float) -> float:
+def smoothed(before: float | None, now: float) -> float:
+    """Return a moving average after a new measurement; `before` None: it is the first."""
     return now if before is None else before + SMOOTHING * (now - before)
