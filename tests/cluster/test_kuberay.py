@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from support.ray_cluster import SETTINGS, ClusterHome, text, wait_until
+from support.ray_cluster import SETTINGS, ClusterHome, text
 from support.served_process import served_process
+from support.waiting import wait_until
 
 MANIFEST = Path(__file__).resolve().parents[2] / "deploy/kubernetes/cluster.yaml"
 

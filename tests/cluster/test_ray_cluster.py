@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from support.ray_cluster import SETTINGS, ClusterHome, both_ready, metric, text, texts, wait_until
+from support.ray_cluster import SETTINGS, ClusterHome, both_ready, metric, text, texts
 from support.served_process import served_process
+from support.waiting import wait_until
 
 
 def test_a_server_without_a_cluster_starts_one(home: ClusterHome, tmp_path: Path) -> None:

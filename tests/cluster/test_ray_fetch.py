@@ -6,8 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from support.ray_cluster import ClusterHome, both_ready, metric, wait_until
+from support.ray_cluster import ClusterHome, both_ready, metric
 from support.served_process import ServedProcess, served_process
+from support.waiting import wait_until
 
 NUM_USERS = 24  # more than the engine that holds the prefix is given before the other one has less work
 MOST_TRIES = 30

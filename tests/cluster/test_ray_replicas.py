@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from support.ray_cluster import SETTINGS, ClusterHome, both_ready, metric, texts, wait_until
+from support.ray_cluster import SETTINGS, ClusterHome, both_ready, metric, texts
 from support.served_process import ServedProcess, served_process
+from support.waiting import wait_until
 
 
 @pytest.fixture(scope="module")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from support.ray_cluster import SETTINGS, ClusterHome, metric, wait_until
+from support.ray_cluster import SETTINGS, ClusterHome, metric
 from support.served_process import served_process
+from support.waiting import wait_until
 
 
 def test_an_engine_comes_on_the_cluster_while_requests_would_wait(

@@ -8,7 +8,7 @@ import json
 import operator
 import random
 import shutil
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +22,7 @@ from quire.core.request import CacheScope
 from quire.engine.outputs import RequestOutput
 from support.tiny_checkpoint import write_tiny_qwen3
 from support.tiny_tokenizer import write_chatml
+from support.waiting import run
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
 ENDLESS = SamplingParams(temperature=0.0, ignore_eos=True)
@@ -57,14 +58,6 @@ async def idle(llm: AsyncLLM) -> None:
 
 async def last(llm: AsyncLLM, prompt: Any, sampling: SamplingParams = GREEDY, **options: Any) -> RequestOutput:
     return [output async for output in llm.generate(prompt, sampling, **options)][-1]
-
-
-def run(test: Callable[[], Awaitable[None]]) -> None:
-    async def limited() -> None:
-        async with asyncio.timeout(300):
-            await test()
-
-    asyncio.run(limited())
 
 
 def test_its_counts_are_those_of_an_llm_that_served_the_same(folder: Path) -> None:

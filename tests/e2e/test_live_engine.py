@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from itertools import pairwise
 from typing import Any
 
@@ -13,6 +12,7 @@ from quire.engine.replicas.supervised import SupervisedLLM
 from quire.scheduler.journal import EventKind
 from quire.serve.live_mirror import LiveMirror
 from support.live_picture import LivePicture
+from support.waiting import run, until
 
 SETTINGS: dict[str, Any] = {"kv_memory": "1MiB", "num_threads": 1, "max_num_seqs": 4}
 EVERY_S = 0.05
@@ -36,20 +36,6 @@ async def run_some(llm: AsyncLLM | SupervisedLLM) -> None:
         run(text, SamplingParams(n=2, max_tokens=20, seed=1, ignore_eos=True)),
         run(text, SamplingParams(temperature=0, max_tokens=400, ignore_eos=True), most=3),
     )
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(300):
-        while not condition():
-            await asyncio.sleep(0.01)
-
-
-def run_test(test: Callable[[], Awaitable[None]]) -> None:
-    async def limited() -> None:
-        async with asyncio.timeout(300):
-            await test()
-
-    asyncio.run(limited())
 
 
 def test_frames_of_an_engine_in_this_process_add_up_to_it() -> None:
@@ -79,7 +65,7 @@ def test_frames_of_an_engine_in_this_process_add_up_to_it() -> None:
             assert len(frames) == num_frames
             assert scheduler.memory.pool.journal is None
 
-    run_test(test)
+    run(test)
 
 
 def test_an_engine_in_a_process_of_its_own_is_watched_before_it_is_there() -> None:
@@ -104,4 +90,4 @@ def test_an_engine_in_a_process_of_its_own_is_watched_before_it_is_there() -> No
             assert frames[num_frames].begins
             assert again.holdings(None).cached == mirror.holdings(None).cached
 
-    run_test(test)
+    run(test)

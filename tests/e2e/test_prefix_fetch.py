@@ -21,6 +21,7 @@ from quire.engine.replicas.fetches import Errand, StoredBlocks, StoringEngines
 from quire.engine.replicas.settings import ReplicaSettings
 from quire.engine.replicas.supervised import SupervisedLLM
 from quire.serve.replicas.store_courier import StoreCourier
+from support.waiting import until
 
 NUM_TOKENS, NUM_BLOCKS = 200, 12
 CONFIG = EngineConfig(model="guide", kv_memory="8MiB", num_threads=1, max_num_seqs=4)
@@ -79,11 +80,6 @@ class Pair:
 
     async def ready(self) -> None:
         await until(lambda: all(each.is_ready and each.stats.disk_store for each in self.set.replicas))
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        await asyncio.sleep(0.005)
 
 
 def run(folder: Path, test: Callable[[Pair], Awaitable[None]]) -> None:

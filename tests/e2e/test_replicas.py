@@ -21,6 +21,8 @@ from quire.engine.replicas.replica_set import AT_FAULT
 from quire.engine.replicas.settings import ReplicaSettings
 from quire.engine.replicas.supervised import SupervisedLLM
 from quire.routing import scaling
+from support.deltas import outputs_of
+from support.waiting import run, until
 
 NUM_STREAMS = 36
 SEARCH = 5  # of six, the stream that tells nothing before its end
@@ -50,30 +52,7 @@ async def read(llm: SupervisedLLM, number: int, note: Callable[[], None] = lambd
     async for delta in llm.deltas(await llm.prepare(prompt(number), wanted(number))):
         deltas.append(delta)
         note()
-    parts = [part for delta in deltas for part in delta.outputs]
-    return [
-        (
-            index,
-            [token for part in parts if part.index == index for token in part.token_ids],
-            "".join(part.text for part in parts if part.index == index),
-            [entry for part in parts if part.index == index for entry in part.logprobs or ()],
-            [part.finish_reason for part in parts if part.index == index and part.finish_reason],
-        )
-        for index in sorted({part.index for part in parts})
-    ] + [deltas[-1].num_prompt_tokens]
-
-
-def run(test: Callable[[], Awaitable[Any]]) -> Any:
-    async def limited() -> Any:
-        async with asyncio.timeout(300):
-            return await test()
-
-    return asyncio.run(limited())
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        await asyncio.sleep(0.005)
+    return [*outputs_of(deltas), deltas[-1].num_prompt_tokens]
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,6 @@ import signal
 import socket
 import struct
 import threading
-import time
 import zlib
 from array import array
 from collections.abc import Iterator, Mapping
@@ -32,6 +31,7 @@ from quire.instruments.http.sockets import head, read_answer
 from support.served_process import ServedProcess, served_process
 from support.server import JSON, RunningServer, running_server
 from support.server_thread import Answer
+from support.waiting import wait_until
 
 PROMPT = [5 + index % 50 for index in range(70)]
 MESSAGES = [
@@ -269,13 +269,6 @@ def test_a_body_that_trickles_gives_its_turn_back(bundle: bytes, tmp_path: Path)
         assert (answer.status, answer.error["code"]) == (408, "request_timeout")
         assert "next MiB" in answer.error["message"]
         assert take(server, bundle).value["added"] == 4
-
-
-def wait_until(is_so: Any) -> None:
-    end = time.monotonic() + 300
-    while not is_so():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def test_a_bundle_evicts_what_was_used_longest_ago(bundle: bytes, tmp_path: Path) -> None:

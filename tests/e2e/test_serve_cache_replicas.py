@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
@@ -19,6 +18,7 @@ from support.prometheus_text import parse
 from support.served_process import ServedProcess, served_process
 from support.server import JSON, running_server
 from support.server_thread import Answer
+from support.waiting import wait_until
 
 PROMPT = [5 + index % 50 for index in range(70)]
 BUNDLE = {"content-type": "application/octet-stream"}
@@ -61,13 +61,6 @@ def metric(server: ServedProcess, name: str, **labels: str) -> float:
     with closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=300)) as connection:
         connection.request("GET", "/metrics")
         return parse(connection.getresponse().read().decode())[name].value(**labels)
-
-
-def wait_until(is_so: Any) -> None:
-    end = time.monotonic() + 300
-    while not is_so():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def wait_all_ready(server: ServedProcess) -> None:

@@ -23,6 +23,7 @@ import pytest
 from quire.engine.text.tokenizer import Tokenizer
 from support.server import RunningServer, running_server
 from support.server_thread import Answer
+from support.waiting import wait_until
 
 LONG = "A long text. " * 1000
 BODIES: dict[str, dict[str, Any]] = {
@@ -102,13 +103,6 @@ def server(slow_texts: SlowTexts) -> Iterator[RunningServer]:
     with running_server(settings={"policy": "fair_share"}, api_key=("alice", "bob")) as running:
         yield running
         slow_texts.leave.set()
-
-
-def wait_until(is_so: Any) -> None:
-    end = time.monotonic() + 60
-    while not is_so():
-        assert time.monotonic() < end
-        time.sleep(0.005)
 
 
 @pytest.mark.parametrize("path", BODIES)

@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -26,8 +26,10 @@ from quire.engine.process.messages import Configure, Ready, body_length, encode_
 from quire.engine.records.stats import ModelState
 from quire.engine.replicas.settings import ReplicaSettings
 from quire.engine.replicas.supervised import SupervisedLLM
+from support.deltas import outputs_of
 from support.tiny_checkpoint import write_tiny_qwen3
 from support.tiny_tokenizer import write_chatml
+from support.waiting import run, until
 
 WANTED = (
     SamplingParams(temperature=0, max_tokens=12),
@@ -65,38 +67,10 @@ async def read(llm: SupervisedLLM | AsyncLLM, prompt: Any, sampling: SamplingPar
     return [delta async for delta in llm.deltas(await llm.prepare(prompt, sampling))]
 
 
-def outputs_of(deltas: list[RequestDelta]) -> list[Any]:
-    """The texts, each whole: how they were cut is a matter of time."""
-    parts = [part for delta in deltas for part in delta.outputs]
-    return [
-        (
-            index,
-            [token for part in parts if part.index == index for token in part.token_ids],
-            "".join(part.text for part in parts if part.index == index),
-            [entry for part in parts if part.index == index for entry in part.logprobs or ()],
-            [part.finish_reason for part in parts if part.index == index and part.finish_reason],
-        )
-        for index in sorted({part.index for part in parts})
-    ]
-
-
 @pytest.fixture
 def slow_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let each step take 50 ms longer, so that an endless request lasts as long as a test on a busy machine."""
     monkeypatch.setenv("QUIRE_FAILPOINTS", "sleep0.05:tokens=1")
-
-
-def run(test: Callable[[], Awaitable[None]]) -> None:
-    async def limited() -> None:
-        async with asyncio.timeout(300):
-            await test()
-
-    asyncio.run(limited())
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        await asyncio.sleep(0.005)
 
 
 def test_it_says_what_an_engine_in_this_process_says(folder: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -13,6 +12,7 @@ from quire.core.errors import ExecutionError, TooManyJobsError
 from quire.engine.commands import AnyCommand, DropAdapter, LoadAdapter
 from quire.engine.process.adapter_set import MAX_WAITING, AdapterSet
 from quire.engine.records.stats import EngineStats
+from support.waiting import run, until
 
 
 def facts(digest: str) -> AdapterFacts:
@@ -46,19 +46,6 @@ class Engine:
 
     def hold(self, wanted: AdapterFacts) -> asyncio.Task[None]:
         return asyncio.create_task(self.set.hold(wanted, self.send, self.stats))
-
-
-def run(test: Callable[[], Awaitable[None]]) -> None:
-    async def limited() -> None:
-        async with asyncio.timeout(300):
-            await test()
-
-    asyncio.run(limited())
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        await asyncio.sleep(0.001)
 
 
 def test_a_request_that_waits_for_its_turn_keeps_no_room() -> None:

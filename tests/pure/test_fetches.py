@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections import Counter
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
@@ -32,6 +31,7 @@ from quire.engine.replicas.fetches import (
 from quire.routing.router import Loan
 from support.fake_engines import VOCAB, Fleet
 from support.shadow import expected_tokens
+from support.waiting import run
 
 PREFIX = list(range(20, 60))
 OTHER = list(range(60, 100))
@@ -67,14 +67,6 @@ class Script:
         if self.fate == "breaks":
             raise RuntimeError("our own mistake")
         return 100
-
-
-def run(test: Callable[[], Awaitable[None]]) -> None:
-    async def limited() -> None:
-        async with asyncio.timeout(300):
-            await test()
-
-    asyncio.run(limited())
 
 
 def add(name: str, prompt: list[int], **more: Any) -> Add:

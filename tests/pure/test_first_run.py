@@ -8,8 +8,7 @@ import os
 import re
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
@@ -20,6 +19,7 @@ import pytest
 
 from quire.cli import doctor, generate
 from quire.instruments import bench
+from support.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "scripts"
@@ -97,13 +97,6 @@ def test_a_step_is_ended_with_all_that_it_has_started(
     assert found is not None, log.read_text()
     state = Path(f"/proc/{found[1]}/stat")
     wait_until(lambda: not state.exists() or " Z " in state.read_text())
-
-
-def wait_until(is_so: Callable[[], object], limit_s: float = 300) -> None:
-    ends = time.monotonic() + limit_s
-    while not is_so():
-        assert time.monotonic() < ends, f"waited for {limit_s} s"
-        time.sleep(0.01)
 
 
 def test_what_cannot_be_run_is_named(script: ModuleType, tmp_path: Path) -> None:

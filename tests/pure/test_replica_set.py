@@ -7,7 +7,6 @@ import logging
 import random
 import re
 from array import array
-from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 import pytest
@@ -29,6 +28,7 @@ from quire.engine.replicas.replica_set import AT_FAULT, GIVEN_UP, MOST_WAIT_S
 from quire.engine.replicas.suspects import Suspects
 from support.fake_engines import POISON, VOCAB, FakeEngine, Fleet
 from support.shadow import expected_search, expected_tokens
+from support.waiting import run
 
 
 @pytest.fixture(autouse=True)
@@ -36,14 +36,6 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine is started again without a delay."""
     monkeypatch.setattr(replica_module, "FIRST_RESTART_S", 0.0)
     monkeypatch.setattr(rolling, "LOOK_S", 0.0)
-
-
-def run(test: Callable[[], Awaitable[None]]) -> None:
-    async def limited() -> None:
-        async with asyncio.timeout(300):
-            await test()
-
-    asyncio.run(limited())
 
 
 def add(name: str, prompt: list[int], max_tokens: int = 8, **more: Any) -> Add:

@@ -13,6 +13,7 @@ import pytest
 
 from quire.core.errors import ExecutionError, TooManyJobsError
 from quire.engine.text.tenant_pool import TenantPool
+from support.waiting import until
 
 
 class Work:
@@ -36,12 +37,6 @@ def work() -> Iterator[Work]:
     work = Work()
     yield work
     work.leave.release(1000)
-
-
-async def until(is_so: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not is_so():
-            await asyncio.sleep(0.001)
 
 
 def test_a_tenant_has_one_thread_and_others_have_theirs(work: Work) -> None:

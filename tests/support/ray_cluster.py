@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 import urllib.request
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +19,7 @@ from typing import Any
 from openai import OpenAI
 
 from support.served_process import ServedProcess
+from support.waiting import wait_until
 
 NUM_STREAMS = 8
 SETTINGS = ("--kv-memory", "16MiB", "--max-num-seqs", "8")
@@ -75,14 +75,6 @@ class ClusterHome:
             ).returncode
             output.seek(0)
             return subprocess.CompletedProcess(command, status, output.read())
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    """Wait for what is to become true."""
-    end = time.monotonic() + 300
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 def text(server: ServedProcess, number: int, begun: threading.Semaphore | None = None) -> tuple[Any, ...]:
