@@ -113,7 +113,15 @@ def test_the_size_is_checked_before_a_pixel_is_decoded(monkeypatch: pytest.Monke
     monkeypatch.setattr("PIL.ImageFile.ImageFile.load", load)
     assert "50000 x 50000 pixels" in str(refusal(lambda: opened(png_of(50_000, 50_000), "image")))
     assert "at most 33,554,432 pixels" in str(refusal(lambda: opened(png_of(1 << 25, 2), "image")))
-    opened(png_of(1 << 25, 1), "image")
+    opened(png_of(1 << 13, 1 << 12), "image")
+
+
+def test_an_edge_is_bounded_because_resizing_takes_memory_for_it() -> None:
+    """A line of 33 million pixels, a PNG of 30 KB, took 2.5 GB and nine seconds."""
+    opened(png_of(65_535, 1), "image")
+    for size in ((65_536, 1), (1, 65_536)):
+        error = refusal(lambda size=size: opened(png_of(*size), "image"))
+        assert (error.value, error.allowed) == ("an edge of 65,536 pixels", "at most 65,535 pixels")
 
 
 def test_a_file_is_at_most_32_mib(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,6 +138,12 @@ def test_a_jpeg_of_very_many_scans_is_refused_before_it_is_decoded() -> None:
     assert "at most 64 scans" in str(refusal(lambda: read(data[:-2] + scan * 64 + data[-2:])))
 
 
+def test_what_follows_a_photo_holds_no_scans() -> None:
+    """Phones append a video to a photo: two bytes in it are often those of a scan."""
+    data = file_of(picture(64, 64), "JPEG")
+    assert read(data + b"\xff\xda\x5f\x01" * 500).tobytes() == read(data).tobytes()
+
+
 @pytest.mark.parametrize("kind", ["PNG", "JPEG"])
 def test_a_file_of_very_many_parts_is_refused_before_it_is_read(kind: str) -> None:
     """Pillow handles each of them in Python: a file of 24 MiB could take ten seconds."""
@@ -142,6 +156,16 @@ def test_a_file_of_very_many_parts_is_refused_before_it_is_read(kind: str) -> No
     for part in parts[kind]:
         assert read(data[:start] + part * 400 + data[start:]).size == (8, 8)
         assert "very many parts" in str(refusal(lambda part=part: read(data[:start] + part * 1100 + data[start:])))
+
+
+def test_a_png_of_very_many_profiles_is_refused_before_it_is_read() -> None:
+    """Pillow unpacks each, a KiB of file to a MiB: a file of 17 MB took 35 seconds."""
+    packed = b"a\0\0" + zlib.compress(bytes(1 << 10))
+    profile = struct.pack(">I", len(packed)) + b"iCCP" + packed + struct.pack(">I", zlib.crc32(b"iCCP" + packed))
+    start = SMALL.index(b"IDAT") - 4
+    assert read(SMALL[:start] + profile * 2 + SMALL[start:]).size == (40, 30)
+    refused = refusal(lambda: read(SMALL[:start] + profile * 20 + SMALL[start:]))
+    assert "at most 8 colour profiles" in str(refused)
 
 
 def test_an_image_is_turned_upright() -> None:
@@ -501,6 +525,16 @@ def test_llava_cuts_a_square_from_the_middle(tmp_path: Path) -> None:
 def test_llava_refuses_an_image_that_would_become_too_long(tmp_path: Path, size: tuple[int, int]) -> None:
     with pytest.raises(InvalidRequestError, match="an image whose edges differ less"):
         prompt_of(tmp_path, "LLaVA", Image.new("L", size))
+
+
+def test_llava_pads_no_image_to_a_very_large_square(tmp_path: Path) -> None:
+    """A strip of 65,535 × 1 pixels would become a square of 17 GB."""
+    pads = {"image_processor_type": "LlavaImageProcessor", "do_pad": True}
+    write_folder(tmp_path, "LLaVA", **pads)
+    tokenizer = open_tokenizer(tmp_path)
+    assert encode_prompt(asked_about(Image.new("L", (8_000, 10))), tokenizer).images
+    with pytest.raises(InvalidRequestError, match="an image whose edges differ less"):
+        encode_prompt(asked_about(Image.new("L", (20_000, 10))), tokenizer)
 
 
 def test_the_size_of_patches_may_be_in_the_settings_of_the_model(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ The one exception is grey of 16 bits, which keeps its 8 highest bits; with `tran
 from __future__ import annotations
 
 import io
+import re
 from typing import TYPE_CHECKING, Final
 
 from quire.core.errors import InvalidRequestError
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
 MAX_PIXELS: Final = 1 << 25
 """The most pixels of an image: a photo of 33 megapixels. Decoding takes 8 to 20 bytes of memory for each."""
+
+MAX_EDGE: Final = (1 << 16) - 1
+"""The most pixels of an edge, as in JPEG. To resize an image, Pillow takes 48 bytes for each pixel of an edge."""
 
 MAX_IMAGE_BYTES: Final = 32 << 20
 MAX_SCANS: Final = 64
@@ -39,6 +43,13 @@ SEGMENTS: Final = frozenset({*range(0xC0, 0xD0), *range(0xDB, 0xF0), 0xFE}) - {0
 """The markers of a JPEG whose content Pillow reads or skips at once."""
 
 START_OF_SCAN: Final = b"\xff\xda"
+SCAN: Final = re.compile(START_OF_SCAN + rb"\0[\x06-\x0e][\0-\4]")
+"""The head of a scan, with its length and components: what phones append to a photo, such as a video, has none."""
+
+PROFILE: Final = b"iCCP"
+MAX_PROFILES: Final = 8
+"""The most colour profiles of a PNG, which has one: Pillow unpacks each, and a KiB of file can be a MiB of profile."""
+
 STRIP: Final = 256
 """Rows that are blended with white at once, to bound the memory."""
 
@@ -51,6 +62,8 @@ def opened(data: bytes, where: str) -> ImageFile:
         raise InvalidRequestError(where, f"{len(data):,} bytes", f"an image of at most {MAX_IMAGE_BYTES:,} bytes")
     if _has_too_many_parts(data):
         raise InvalidRequestError(where, "an image file of very many parts", "one with larger parts")
+    if data.startswith(PNG) and (count := data.count(PROFILE)) > MAX_PROFILES:
+        raise InvalidRequestError(where, f"a PNG of {count:,}", f"a PNG of at most {MAX_PROFILES} colour profiles")
     try:
         image = _open(data)
     except Exception as error:  # a decoder raises anything for a broken header
@@ -59,7 +72,9 @@ def opened(data: bytes, where: str) -> ImageFile:
         raise InvalidRequestError(where, f"{len(data):,} bytes of another format", FORMATS)
     if min(image.size) < 1 or image.width * image.height > MAX_PIXELS:
         raise InvalidRequestError(where, f"{image.width} x {image.height} pixels", f"at most {MAX_PIXELS:,} pixels")
-    if image.format == "JPEG" and data.count(START_OF_SCAN) > MAX_SCANS:
+    if max(image.size) > MAX_EDGE:
+        raise InvalidRequestError(where, f"an edge of {max(image.size):,} pixels", f"at most {MAX_EDGE:,} pixels")
+    if image.format == "JPEG" and sum(1 for _ in SCAN.finditer(data)) > MAX_SCANS:
         raise InvalidRequestError(where, "a JPEG of very many scans", f"a JPEG of at most {MAX_SCANS} scans")
     return image
 

@@ -21,6 +21,8 @@ CLIP_SIZE: Final = 224
 CLIP_MEAN: Final = (0.48145466, 0.4578275, 0.40821073)
 PADS: Final = "LlavaImageProcessor"
 MARKER: Final = "<image>"
+MAX_PADDED: Final = 2 * MAX_PIXELS
+"""The most pixels of the square that an image is padded to: it can have any number of times the pixels of the image."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,8 @@ class LlavaLayout:
     def plan(self, height: int, width: int) -> Plan:
         """Return the text and tokens, the same for every size that can be resized within the limit of pixels."""
         resized_height, resized_width = self._resized(height, width)
-        if resized_height * resized_width > MAX_PIXELS:
+        padded = 0 if self.background is None else max(height, width) ** 2
+        if resized_height * resized_width > MAX_PIXELS or padded > MAX_PADDED:
             raise ValueError("an image whose edges differ less")
         rows, columns = (length // self.patch for length in self.crop or (resized_height, resized_width))
         return Plan(self.placeholder, ((self.placeholder,) * (rows * columns),))
