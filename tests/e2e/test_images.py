@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gc
 import json
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -88,6 +90,20 @@ def test_a_model_whose_processor_and_encoder_differ_is_refused(tmp_path: Path) -
 def test_a_prompt_that_is_too_long_with_its_images_is_refused(llm: LLM) -> None:
     with pytest.raises(InvalidRequestError, match="images of"):
         llm.chat(asked_about(*[CAT] * 40), GREEDY)
+
+
+def test_an_engine_that_reads_images_is_freed_at_once(folder: Path) -> None:
+    """Without a reference cycle: an engine's process never looks for those, and complained of leaks at its end."""
+    llm = LLM(folder, kv_memory="8MiB", num_threads=1)
+    llm.chat(asked_about(CAT), GREEDY)
+    engine = weakref.ref(llm.engine)
+    gc.disable()
+    try:
+        llm.close()
+        del llm
+        assert engine() is None
+    finally:
+        gc.enable()
 
 
 def test_an_event_loop_can_ask_too(folder: Path, llm: LLM) -> None:

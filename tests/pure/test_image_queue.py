@@ -276,7 +276,7 @@ def test_images_of_a_preempted_request_are_encoded_between_steps_too() -> None:
     shown = engine.add("shown", image(1), max_tokens=9)
     while shown.num_output_tokens < 3:
         engine.core.step()
-    engine.core._images.tend()
+    engine.core._images.tend(engine.core.send)
     assert not engine.encoded.num_held
     engine.core.scheduler._preemption.preempt(shown)
     engine.encoded._rows.clear()
@@ -293,15 +293,15 @@ def test_many_preempted_requests_are_tended_one_after_another(monkeypatch: pytes
     requests = [engine.add(str(shade), image(shade), max_tokens=9) for shade in range(4)]
     while not all(each.num_output_tokens for each in requests):
         engine.core.step()
-    engine.core._images.tend()
+    engine.core._images.tend(engine.core.send)
     engine.core.scheduler._preemption.set_back(requests)
     engine.encoded._rows.clear()
     encode, under_way, depths = engine.core._images._encode, list[str](), list[int]()
 
-    def noted(request: Request) -> None:
+    def noted(request: Request, send: Any) -> None:
         under_way.append(request.request_id)
         depths.append(len(under_way))
-        encode(request)
+        encode(request, send)
         under_way.pop()
 
     monkeypatch.setattr(engine.core._images, "_encode", noted)

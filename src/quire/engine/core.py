@@ -73,7 +73,7 @@ class EngineCore:
         self._clock = clock
         self._log = log
         self._adapters = extras.adapters
-        self._images = None if extras.images is None else ImagesAhead(extras.images, scheduler, clock, self.send)
+        self._images = None if extras.images is None else ImagesAhead(extras.images, scheduler, clock)
         self._disk_store = extras.disk_store
         self._to_drop: set[str] = set()  # adapters to free once no request uses them
         self._depth = scheduler.config.max_steps_under_way
@@ -97,7 +97,7 @@ class EngineCore:
         if self._log is not None:
             self._log.commanded(Add.of(request))
         if request.images and self._images is not None:
-            self._images.add(request)
+            self._images.add(request, self.send)
 
     def send(self, command: AnyCommand) -> None:
         """Carry out a command; raises `InvalidRequestError` for a request that can never be served. Mutates."""
@@ -120,7 +120,7 @@ class EngineCore:
             case _:
                 carry_out(command, self.scheduler)
                 if self._images is not None:
-                    self._images.tend()
+                    self._images.tend(self.send)
         if self._log is not None:
             self._log.commanded(command)
         self._tell_disk()
@@ -135,7 +135,7 @@ class EngineCore:
         began_s = self._clock.now()
         try:
             if self._images is not None:
-                self._images.go_on()
+                self._images.go_on(self.send)
             return self._step(self._clock.now())
         finally:
             self._busy_s += self._clock.now() - began_s
