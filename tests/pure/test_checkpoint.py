@@ -29,6 +29,7 @@ from quire.compute.weights.decoder_weights import DecoderWeights, Parts, PartWei
 from quire.compute.weights.quantize import quantized
 from quire.core.errors import CheckpointError, ModelError
 from support.spec_models import PLAIN, SPECS, write_spec_model
+from support.tiny_bert import write_tiny_bert
 from support.tiny_checkpoint import write_model_weights, write_tiny_llama
 
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 4949453792\n"
@@ -218,6 +219,22 @@ def test_a_checkpoint_of_the_bare_decoder_lacks_the_prefix(tmp_path: Path) -> No
     assert np.array_equal(whole.layers[1][Part.UP].weight, bare.layers[1][Part.UP].weight)
     with pytest.raises(CheckpointError, match=r"missing: model\."):
         DecoderWeights.load(replace(spec, optional_prefix=""), Checkpoint.open(tmp_path))
+
+
+def test_the_names_of_the_first_checkpoints_of_bert_are_known(tmp_path: Path) -> None:
+    """They come from TensorFlow: bert-base-uncased is one of them."""
+    folder = write_tiny_bert(tmp_path)
+    expected = Checkpoint.open(folder)
+    tensors = {name: np.array(expected.tensor(name)) for name in expected.entries}
+
+    def old(name: str) -> str:
+        return name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+
+    assert sum(old(name) != name for name in tensors) == 14
+    write_model_weights(folder, {old(name): tensor for name, tensor in tensors.items()})
+    found = Checkpoint.open(folder)
+    assert set(found.entries) == set(tensors)
+    assert all(np.array_equal(found.tensor(name), tensor) for name, tensor in tensors.items())
 
 
 def test_experts_are_named_one_by_one(tmp_path: Path) -> None:

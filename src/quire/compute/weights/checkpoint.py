@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final, TypeVar
 
 import numpy as np
@@ -34,6 +35,8 @@ from quire.core.model_files import MAX_TENSOR_NAMES_BYTES, is_there, read_json_o
 SINGLE_FILE: Final = "model.safetensors"
 INDEX_FILE: Final = "model.safetensors.index.json"
 FLOAT_DTYPES: Final = ("F32", "F16", "BF16")
+OLD_ENDINGS: Final = MappingProxyType({"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"})
+"""The endings that checkpoints of TensorFlow gave to names, such as those of the first BERT models, and today's."""
 
 
 class Checkpoint:
@@ -59,9 +62,9 @@ class Checkpoint:
     def open(cls, folder: Path) -> Checkpoint:
         """Validate the files of `folder` and return its tensors; maps nothing yet."""
         if is_there(folder / SINGLE_FILE):
-            return cls(folder, read_header(folder / SINGLE_FILE))
+            return cls(folder, _with_new_names(read_header(folder / SINGLE_FILE)))
         if is_there(folder / INDEX_FILE):
-            return cls(folder, _read_shards(folder))
+            return cls(folder, _with_new_names(_read_shards(folder)))
         raise folder_refusal(folder, f"{SINGLE_FILE} or {INDEX_FILE}")
 
     def stored_name(self, name: str) -> str:
@@ -137,6 +140,16 @@ def _read_only(array: Array, shape: tuple[int, ...]) -> Array:
     shaped = array.reshape(shape)
     shaped.flags.writeable = False
     return shaped
+
+
+def _with_new_names(entries: Mapping[str, TensorEntry]) -> Mapping[str, TensorEntry]:
+    """Return tensors by their names of today, as `transformers` changes them. Does not mutate."""
+    found = dict(entries)
+    for name in entries:
+        for old, new in OLD_ENDINGS.items():
+            if name.endswith(old) and name.removesuffix(old) + new not in entries:
+                found[name.removesuffix(old) + new] = found.pop(name)
+    return found
 
 
 def _read_shards(folder: Path) -> dict[str, TensorEntry]:
