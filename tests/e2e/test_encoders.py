@@ -18,7 +18,13 @@ from quire.compute.models.labels import separator_of
 from quire.compute.models.source import ModelFolder
 from quire.compute.weights.checkpoint import Checkpoint
 from quire.core.config import EngineConfig
-from quire.core.errors import CheckpointError, InvalidConfigError, InvalidRequestError, ModelError
+from quire.core.errors import (
+    CheckpointError,
+    InvalidConfigError,
+    InvalidRequestError,
+    ModelError,
+    RequestTooLargeError,
+)
 from quire.core.failpoints import FAILPOINTS_VARIABLE
 from quire.core.pooling import PAIR_TEMPLATE
 from quire.core.request import Request
@@ -302,6 +308,24 @@ def test_a_score_of_a_pair_has_the_same_bits_alone_and_among_others(tmp_path: Pa
         assert answer.status == 200 and len(answer.value["data"][0]["embedding"]) == 64
         body = json.dumps({"text_1": "a", "text_2": "b", "instruction": "find"}).encode()
         assert "a query and a document only" in str(server.ask("POST", "/score", body, JSON).error)
+
+
+def test_python_cuts_long_texts_as_the_server_does(tmp_path: Path) -> None:
+    folder, texts = write_tiny_reranker(tmp_path / "model"), ["a page", "block " * 200]
+    with LLM(folder, num_threads=1) as llm:
+        with pytest.raises(RequestTooLargeError, match=r"^prompts\[1\]: "):
+            llm.score("a", texts, use_tqdm=False)
+        with pytest.raises(RequestTooLargeError, match=r"^prompts\[1\]: "):
+            llm.classify(texts, use_tqdm=False)
+        found = llm.score("a", texts, truncate=True, use_tqdm=False)
+        labels = [each.shares for each in llm.classify(texts, truncate=True, use_tqdm=False)]
+    with running_server(model=folder) as server:
+        body = json.dumps({"text_1": "a", "text_2": texts, "truncate_prompt_tokens": -1}).encode()
+        data = server.ask("POST", "/score", body, JSON).value["data"]
+        assert [each["score"] for each in data] == found
+        body = json.dumps({"input": texts, "truncate_prompt_tokens": -1}).encode()
+        data = server.ask("POST", "/classify", body, JSON).value["data"]
+        assert [each["probs"] for each in data] == [list(each.values()) for each in labels]
 
 
 def test_a_head_for_masked_tokens_changes_no_vector(folder: Path, tmp_path: Path) -> None:

@@ -172,7 +172,7 @@ def answered(*blocks: Any) -> dict[str, Any]:
     return {"role": "assistant", "content": list(blocks)}
 
 
-TEXT_ONLY = "is not supported: this server supports text only; allowed here: "
+TEXT_ONLY = "is not supported: this model reads text only; allowed here: "
 BAD_CONVERSATIONS: list[tuple[list[Any], str]] = [
     ([], "messages is []; allowed: at least one message"),
     ([{"content": "a"}], "messages[0].role is None; allowed: one of user, assistant, system"),

@@ -360,7 +360,7 @@ def test_a_model_without_images_refuses_them_as_before(tmp_path: Path) -> None:
     for image in (data_url(SMALL), SMALL, Path("cat.png")):
         error = refusal(lambda image=image: encode_prompt(asked_about(image), tokenizer))
         assert (error.field, error.value) == ("messages[0].content[0].type", "image")
-        assert error.allowed == "'text': other parts are not supported"
+        assert error.allowed == "'text': this model reads text only"
 
 
 def test_other_parts_are_still_refused(smolvlm: Tokenizer) -> None:

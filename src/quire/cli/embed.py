@@ -51,7 +51,8 @@ def run(arguments: argparse.Namespace) -> int:
                 use_tqdm=not arguments.quiet,
             )
         except RequestTooLargeError as error:
-            raise error.saying(f"{error} --truncate cuts the end of texts that are too long.") from None
+            sentence = str(error).removesuffix(".")
+            raise error.saying(f"{sentence}. --truncate cuts the end of texts that are too long.") from None
     failed = next((output.error for output in outputs if output.error), "")
     if failed:
         raise ExecutionError(failed)

@@ -34,7 +34,7 @@ def check_sampling(sampling: SamplingParams) -> None:
 def require_text(prompt: str) -> None:
     """Raise if a prompt is empty: before a model is loaded."""
     if not prompt:
-        raise InvalidRequestError("prompt", prompt, "a text of at least one character")
+        raise InvalidRequestError("prompt", prompt, "a text of at least one character, with -p or from stdin")
 
 
 def sampling_params(arguments: argparse.Namespace, defaults: SamplingParams) -> SamplingParams:

@@ -55,6 +55,9 @@ logger = logging.getLogger("quire.engine")
 
 CONDEMNED = "a simpler one: this grammar could not be enforced"
 
+OF_PROMPT: Final = ("prompt", "messages")
+"""The beginnings of the fields that a prompt has for itself: a call may have several."""
+
 LONG_PROMPT: Final = 2_500
 """Estimated tokens from which a prompt is encoded off the event loop."""
 
@@ -221,10 +224,16 @@ class Door:
         for wanted in each:
             if not isinstance(wanted, SamplingParams):
                 raise InvalidRequestError("sampling_params", wanted, "SamplingParams")
-        return [
-            self.prepare(self.encode(prompt, chat), limits, with_options(wanted, options or {}), ticket)
-            for prompt, wanted in zip(prompts, each, strict=True)
-        ]
+        prepared = list[PreparedRequest]()
+        for index, (prompt, wanted) in enumerate(zip(prompts, each, strict=True)):
+            try:
+                sampling = with_options(wanted, options or {})
+                prepared.append(self.prepare(self.encode(prompt, chat), limits, sampling, ticket))
+            except InvalidRequestError as error:
+                if len(prompts) == 1 or not error.field.startswith(OF_PROMPT):
+                    raise
+                raise error.saying(f"prompts[{index}]: {error}") from None
+        return prepared
 
     def _internal(self, wanted: SamplingParams, ticket: Ticket) -> SamplingParams:
         """Return the parameters with a seed, biases against suppressed tokens, and log-probabilities that rank.

@@ -25,8 +25,8 @@ from quire.engine.process.ownership import Turn
 from quire.engine.progress import ProgressBar
 from quire.engine.records.stats import EngineStats
 from quire.engine.text.output_processor import OutputProcessor, PreparedRequest, RequestText
-from quire.engine.text.prompts import Message, Prompts, chat_options, cut_to, split_conversations, split_prompts
-from quire.engine.text.scores import cosine, first_share, pair_prompts, scored_texts
+from quire.engine.text.prompts import Message, Prompt, Prompts, chat_options, cut_to, split_conversations, split_prompts
+from quire.engine.text.scores import cosine, cut_pairs, first_share, pair_prompts, scored_texts
 
 
 class LLM(LocalModel, OperatorVerbs):
@@ -129,14 +129,13 @@ class LLM(LocalModel, OperatorVerbs):
         """
         with self._turn:
             ticket = Ticket(pooling=self._door.pooling_for(pooling, dimensions), adapter=adapter)
-            texts, limits = split_prompts(prompts), self._client.limits
-            if truncate:
-                texts = [cut_to(longest_text(limits), text, self.tokenizer) for text in texts]
-            prepared = self._door.prepare_all(texts, limits, FOR_VECTORS, ticket=ticket)
+            prepared = self._prepare_texts(split_prompts(prompts), ticket, truncate)
             return [each.embedding() for each in self._finished(prepared, use_tqdm)]
 
-    def classify(self, prompts: Prompts, *, use_tqdm: bool = True) -> list[ClassificationOutput]:
-        """Return the labels of prompts, in their order; for a model that has labels.
+    def classify(
+        self, prompts: Prompts, *, truncate: bool = False, use_tqdm: bool = True
+    ) -> list[ClassificationOutput]:
+        """Return the labels of prompts, in their order; for a model that has labels. `truncate`: as for `embed`.
 
         >>> with LLM("guide", kv_memory="4MiB", score_tokens="a,the") as llm:
         ...     (output,) = llm.classify("What is", use_tqdm=False)
@@ -144,9 +143,7 @@ class LLM(LocalModel, OperatorVerbs):
         (['a', 'the'], True)
         """
         with self._turn:
-            prepared = self._door.prepare_all(
-                split_prompts(prompts), self._client.limits, FOR_VECTORS, ticket=Ticket(pooling=Pooling(LABELS))
-            )
+            prepared = self._prepare_texts(split_prompts(prompts), Ticket(pooling=Pooling(LABELS)), truncate)
             outputs = [each.embedding() for each in self._finished(prepared, use_tqdm)]
         names = self.report.labels
         return [
@@ -160,11 +157,18 @@ class LLM(LocalModel, OperatorVerbs):
         ]
 
     def score(
-        self, query: str, documents: str | Sequence[str], *, instruction: str | None = None, use_tqdm: bool = True
+        self,
+        query: str,
+        documents: str | Sequence[str],
+        *,
+        instruction: str | None = None,
+        truncate: bool = False,
+        use_tqdm: bool = True,
     ) -> list[float]:
         """Return how well each document answers a query: the share of the first label, or the cosine of vectors.
 
         A request that failed scores NaN. `instruction`: the task, for a model that was trained with instructions.
+        `truncate`: what is too long loses its end, of a pair for a cross-encoder the longer text.
 
         >>> with LLM("guide", kv_memory="4MiB", pooling="mean") as llm:
         ...     scores = llm.score("blocks of memory", ["blocks of memory", "a river"], use_tqdm=False)
@@ -177,11 +181,13 @@ class LLM(LocalModel, OperatorVerbs):
                 ticket, limits = Ticket(pooling=Pooling(LABELS)), self._client.limits
                 asked_pairs = [(query, text) for text in texts]
                 pairs, chat = pair_prompts(asked_pairs, instruction, self.tokenizer, plain=limits.one_step)
+                if truncate:
+                    pairs, chat = cut_pairs(pairs, chat, self.tokenizer, longest_text(limits))
                 prepared = self._door.prepare_all(pairs, limits, FOR_VECTORS, chat=chat, ticket=ticket)
                 finished = self._finished(prepared, use_tqdm)
                 return [first_share(each.vector) if each.vector else math.nan for each in finished]
             ticket = Ticket(pooling=self._door.pooling_for(None, 0))
-            prepared = self._door.prepare_all([query, *texts], self._client.limits, FOR_VECTORS, ticket=ticket)
+            prepared = [*self._prepare_texts([query], ticket, truncate), *self._prepare_texts(texts, ticket, truncate)]
             asked, *others = (each.vector for each in self._finished(prepared, use_tqdm))
         return [cosine(asked, other) if asked and other else math.nan for other in others]
 
@@ -250,6 +256,12 @@ class LLM(LocalModel, OperatorVerbs):
     ) -> list[PreparedRequest]:
         limits, ticket = self._client.limits, Ticket(adapter=adapter)
         return self._door.prepare_all(split_prompts(prompts), limits, sampling, options=options, ticket=ticket)
+
+    def _prepare_texts(self, texts: Sequence[Prompt], ticket: Ticket, truncate: bool) -> list[PreparedRequest]:
+        limits = self._client.limits
+        if truncate:
+            texts = [cut_to(longest_text(limits), text, self.tokenizer) for text in texts]
+        return self._door.prepare_all(texts, limits, FOR_VECTORS, ticket=ticket)
 
     def _snapshots(self, prepared: list[PreparedRequest]) -> Generator[RequestOutput, None, None]:
         requests = self._advance(prepared)

@@ -220,8 +220,9 @@ def _content(content: object, where: str, images: bool) -> str | list[dict[str, 
             continue
         if not isinstance(part, dict) or part.get("type") != "text":
             kind = part.get("type") if isinstance(part, dict) else part
-            kinds = "'text', 'image' or 'image_url'" if images else "'text'"
-            raise InvalidRequestError(f"{where}[{index}].type", kind, f"{kinds}: other parts are not supported")
+            only = "'text', 'image' or 'image_url': other parts are not supported"
+            allowed = only if images else "'text': this model reads text only"
+            raise InvalidRequestError(f"{where}[{index}].type", kind, allowed)
         text = part.get("text")
         if not isinstance(text, str):
             raise InvalidRequestError(f"{where}[{index}].text", text, "a string")

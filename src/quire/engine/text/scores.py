@@ -15,12 +15,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from types import MappingProxyType
-from typing import Final
+from typing import Final, cast
 
 from quire.core.errors import InvalidRequestError
 from quire.core.pooling import INSTRUCTION, PAIR_TEMPLATE, vector_numbers
 from quire.engine.text.chat_template import ChatOptions
-from quire.engine.text.prompts import Prompt
+from quire.engine.text.prompts import Message, Prompt, cut_to
 from quire.engine.text.tokenizer import Tokenizer
 
 JUDGE: Final = (
@@ -61,6 +61,18 @@ def pair_prompts(
         [_message("system", JUDGE), _message("user", f"{asked}{query}\n<Document>: {document}")]
         for query, document in pairs
     ], AS_CHAT
+
+
+def cut_pairs(
+    prompts: Sequence[Prompt], chat: ChatOptions | None, tokenizer: Tokenizer | None, length: int
+) -> tuple[list[Prompt], ChatOptions | None]:
+    """Return the prompts of pairs, cut to a number of tokens; pairs that a tokenizer joins become tokens. Pure."""
+    if chat is None or tokenizer is None:
+        return [cut_to(length, prompt, tokenizer) for prompt in prompts], chat
+    if chat != AS_PAIR or tokenizer.pair_template:
+        raise InvalidRequestError("truncate", True, "False: the prompt of this model ends with what it is asked")
+    texts = ([str(message["content"]) for message in cast(Sequence[Message], prompt)] for prompt in prompts)
+    return [tokenizer.encode_pair(pair, length) for pair in texts], None
 
 
 def scored_texts(query: object, documents: object) -> list[str]:

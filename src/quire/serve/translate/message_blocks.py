@@ -164,7 +164,7 @@ def _blocks(content: object, kinds: Sequence[str], where: str, variant: str = ""
         if kind not in kinds:
             name = f"{variant or where}[{index}].{shortened(kind) if kind.isidentifier() else 'type'}"
             only = "text and images" if "image" in kinds else "text"
-            raise unsupported(name, f"this server supports {only} only; allowed here: {', '.join(kinds)}")
+            raise unsupported(name, f"this model reads {only} only; allowed here: {', '.join(kinds)}")
         _require_known(block, KEYS[kind], place)
         found.append((place, block))
     return found

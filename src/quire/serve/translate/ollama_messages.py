@@ -14,7 +14,7 @@ from quire.serve.errors import unsupported
 from quire.serve.tools.base import MAX_CALLS
 from quire.serve.translate.conversation import image_part
 
-TEXT_ONLY: Final = "this server supports text only"
+TEXT_ONLY: Final = "this model reads text only"
 UNASKED: Final = "call00000"
 """The id of a result whose call is not in the conversation."""
 
