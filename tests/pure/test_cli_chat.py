@@ -410,7 +410,8 @@ def test_an_image_is_shown_with_the_next_message(tmp_path: Path, capsys: pytest.
     conversation = Conversation(model, SamplingParams(), "", None)  # type: ignore[arg-type]
     lines: list[Any] = [f"/image {tmp_path}/cat.png", "What?", "Sure?", "/image cat.txt", "/image", "/clear", "Who?"]
     assert _talk(conversation, reading(lines), False) == 1
-    shown = [{"type": "image", "image": b"pixels"}, {"type": "text", "text": "What?"}]
+    image = {"type": "image", "image": b"pixels", "where": f"{tmp_path}/cat.png"}  # what errors about it will name
+    shown = [image, {"type": "text", "text": "What?"}]
     first = [{"role": "user", "content": shown}, assistant("A cat")]
     assert model.asked == [first[:1], [*first, user("Sure?")], [user("Who?")]]
     assert capsys.readouterr().err.count("error: image is") == 2

@@ -212,6 +212,24 @@ def test_an_image_can_be_given_in_many_forms(tmp_path: Path, smolvlm: Tokenizer)
     assert len(found[0].images) == 13
 
 
+def test_base64_is_decoded_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decoding 32 MiB at once would stop the event loop for a tenth of a second."""
+    lengths, real = list[int](), base64.b64decode
+
+    def decode(text: str, **options: Any) -> bytes:
+        lengths.append(len(text))
+        return real(text, **options)
+
+    monkeypatch.setattr("quire.engine.images.parts.base64.b64decode", decode)
+    data = bytes(range(256)) * 20_000
+    text = base64.b64encode(data).decode()
+    for sent in (text, text.rstrip("="), "\n".join(text[at : at + 76] for at in range(0, len(text), 76))):
+        assert SentImage("image", sent).content() == data
+    assert max(lengths) <= 1 << 20 and len(lengths) == 21
+    for broken in (f"{text[:1000]}={text[1000:]}", f"{text[:-3]}!==", "=" * 8 + text, f"{text}é"):
+        assert "base64" in str(refusal(lambda broken=broken: SentImage("image", broken).content()))
+
+
 @pytest.mark.parametrize(
     "url", ["http://127.0.0.1/cat.png", "https://example.org/cat.png", "file:///etc/passwd", "ftp://a/b", "HTTP://a"]
 )

@@ -140,7 +140,8 @@ class Conversation:
         """Read an image for the next message; raises `InvalidRequestError` if that is impossible. Mutates."""
         if not self._llm.report.reads_images:
             raise InvalidRequestError("image", file, "none: this model reads text only")
-        self._images.append({"type": "image", "image": SentImage("image", Path(file).expanduser()).content()})
+        content = SentImage("image", Path(file).expanduser()).content()
+        self._images.append({"type": "image", "image": content, "where": file})
 
     def say(self, text: str, is_watched: bool = False) -> None:
         """Print the answer to a message and remember both. Mutates; an interrupt keeps the answer so far.

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import io
 import re
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from quire.core.errors import InvalidRequestError
@@ -74,7 +75,7 @@ def opened(data: bytes, where: str) -> ImageFile:
         raise InvalidRequestError(where, f"{image.width} x {image.height} pixels", f"at most {MAX_PIXELS:,} pixels")
     if max(image.size) > MAX_EDGE:
         raise InvalidRequestError(where, f"an edge of {max(image.size):,} pixels", f"at most {MAX_EDGE:,} pixels")
-    if image.format == "JPEG" and sum(1 for _ in SCAN.finditer(data)) > MAX_SCANS:
+    if image.format == "JPEG" and len(list(islice(SCAN.finditer(data), MAX_SCANS + 1))) > MAX_SCANS:
         raise InvalidRequestError(where, "a JPEG of very many scans", f"a JPEG of at most {MAX_SCANS} scans")
     return image
 

@@ -31,6 +31,9 @@ MARKED: Final = {"type": IMAGE}
 
 SENDABLE: Final = "a data URL such as data:image/png;base64,…"
 SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,31}:")
+SLICE: Final = 1 << 20
+"""Characters of base64 that are decoded at once, a multiple of 4."""
+
 WHITE_SPACE: Final = dict.fromkeys(map(ord, " \t\r\n"))
 NOT_FETCHED: Final = f"the image itself, as {SENDABLE}: nothing is fetched from other places"
 
@@ -63,12 +66,30 @@ class SentImage:
             raise InvalidRequestError(self.where, text, NOT_FETCHED)
         if len(text) // 4 * 3 > MAX_IMAGE_BYTES:
             raise InvalidRequestError(self.where, f"{len(text):,} characters", f"at most {MAX_IMAGE_BYTES:,} bytes")
-        text = text.translate(WHITE_SPACE) if any(chr(space) in text for space in WHITE_SPACE) else text
         try:
-            return base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
+            return _decoded(text)
         except ValueError:
             allowed = f"base64, or {SENDABLE}; in Python also bytes or a pathlib.Path"
             raise InvalidRequestError(self.where, text, allowed) from None
+
+
+def _decoded(text: str) -> bytes:
+    r"""Return the bytes of a base64 text, which may have white space; raises `ValueError`.
+
+    In slices, because Python runs no other thread, such as a server's event loop, while it decodes one.
+
+    >>> _decoded("aGk"), _decoded(" aG\nk= ")
+    (b'hi', b'hi')
+    """
+    if any(chr(space) in text for space in WHITE_SPACE):
+        text = "".join(text[start : start + SLICE].translate(WHITE_SPACE) for start in range(0, len(text), SLICE))
+    text = text.rstrip("=")
+    if "=" in text:
+        raise ValueError("padding within the text")
+    text += "=" * (-len(text) % 4)
+    return b"".join(
+        base64.b64decode(text[start : start + SLICE], validate=True) for start in range(0, len(text), SLICE)
+    )
 
 
 def has_images(prompt: object) -> bool:
