@@ -19,6 +19,7 @@ from quire import LLM, AsyncLLM, SamplingParams
 from quire.core.config import EngineConfig
 from quire.core.errors import CheckpointError, InvalidRequestError
 from quire.engine.factory import image_notices, plan_engine
+from quire.engine.images.parts import SentImage
 from support.image_models import PREPARED, write_image_model
 from support.live_lines import LiveLines
 from support.server import RunningServer, running_server
@@ -226,6 +227,29 @@ def test_an_image_encoder_that_makes_too_few_rows_is_refused(tmp_path: Path) -> 
     (tmp_path / "processor_config.json").write_text('{"image_seq_len": 1}')
     with pytest.raises(CheckpointError, match="an image encoder that takes usual images"):
         LLM(tmp_path, kv_memory="8MiB")
+
+
+@pytest.mark.parametrize("name", ["qwen2-vl", "mistral3"])
+def test_a_large_image_is_resized_to_the_limit_of_patches(tmp_path: Path, name: str) -> None:
+    """The time of a layer grows with the square of the patches, and all texts wait for it."""
+    write_image_model(tmp_path, name, context=1024)
+    for file, changes in (
+        ("config.json", {"vision_config": {"image_size": 7 * 50}}),
+        ("preprocessor_config.json", {"max_pixels": (7 * 50) ** 2, "size": {"longest_edge": 7 * 50}}),
+    ):
+        settings = json.loads((tmp_path / file).read_text())
+        for key, value in changes.items():
+            settings[key] = {**settings[key], **value} if key == "vision_config" else value
+        (tmp_path / file).write_text(json.dumps(settings))
+    found = []
+    for most in (4096, 1024):
+        blueprint = plan_engine(EngineConfig(model=str(tmp_path), kv_memory="8MiB", max_image_patches=most))
+        assert blueprint.images is not None
+        (read,) = blueprint.images.read([SentImage("image", file_of(picture(600, 600)))])
+        found.append((sum(tile.height * tile.width for tile in read.tiles) // 7**2, blueprint.report.plan.total_bytes))
+    (whole, needed), (resized, needed_less) = found
+    assert whole == 2500 and 900 <= resized <= 1024
+    assert needed_less < needed
 
 
 def test_a_folder_can_be_read_without_its_image_encoder(folder: Path) -> None:

@@ -232,6 +232,7 @@ def test_what_is_not_allowed_is_refused_by_its_name(setting: str, value: object)
         ("max_num_batched_tokens", 1, 1 << 30),
         ("max_model_len", 1, 1 << 30),
         ("max_steps_under_way", 1, 16),
+        ("max_image_patches", 1024, 1 << 16),
         ("max_cached_blocks_per_tenant", 0, (1 << 31) - 1),
     ],
 )

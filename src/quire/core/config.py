@@ -39,6 +39,9 @@ DISK_WRITES = ("on_hit", "always")
 AUTO: Final = "auto"
 NO_IMAGES: Final = "none"
 """The `mmproj` with which a model reads texts only."""
+
+IMAGE_PATCHES: Final = (1024, 1 << 16)
+"""The least and the most `max_image_patches`. The tiles of models that cut images have up to 1,024."""
 SPECULATIONS = ("off", "auto", "ngram")
 MOST_DRAFTS: Final = 15
 """The most guesses for a sequence in a step: with the token before them, they fill the rows of one kernel call."""
@@ -151,6 +154,11 @@ class EngineConfig:
         "file with the image encoder of a GGUF model; auto: the mmproj-*.gguf next to it, if one fits, or that "
         "in its own file; none: read no images",
         metavar="FILE",
+    )
+    max_image_patches: int = setting(
+        5120,
+        "maximum patches of an image, for models that take any size; a larger image is resized. A layer of the image "
+        "encoder delays running texts by a time that grows with the square of the patches",
     )
     dtype: str = setting(
         "auto", "number type for computing: bfloat16, float32, float16 (torch only); auto: the checkpoint's"
@@ -283,6 +291,7 @@ class EngineConfig:
             raise InvalidConfigError("backend", self.backend, "torch or auto: nothing else runs on device cuda")
         self._take_adapters()
         require_int("max_adapter_rank", self.max_adapter_rank, 1, 512)
+        require_int("max_image_patches", self.max_image_patches, *IMAGE_PATCHES)
         if self.block_size is not None:
             require_int("block_size", self.block_size, 1, MAX_BLOCK_SIZE)
         require_int("tensor_parallel", self.tensor_parallel, 1, 64)
@@ -413,6 +422,7 @@ class EngineSettings(TypedDict, total=False):
     tokenizer: str | os.PathLike[str] | None
     skip_tokenizer_init: bool
     mmproj: str | os.PathLike[str]
+    max_image_patches: int
     dtype: str
     weights: str
     kv_dtype: str

@@ -272,7 +272,7 @@ def plan_engine(config: EngineConfig) -> EngineBlueprint:
     this machine.
     """
     source, images = _model_source(config.model, config.mmproj), config.mmproj != NO_IMAGES
-    model = read_model(source, config.max_model_len, images=images)
+    model = read_model(source, config.max_model_len, images=images).with_image_limit(config.max_image_patches)
     model = replace(model, spec=model.spec.with_guesses(config.max_drafts))
     if config.guesses_by_model:
         model = with_draft_model(config, model)

@@ -111,6 +111,9 @@ NEEDLESS: Final = MappingProxyType(
         "--mmproj-auto": "quire looks for the image encoder next to a GGUF model unless --mmproj names one",
         "--mmproj-url": "quire fetches the image encoder with a model of the hub; --mmproj names a file",
         "--no-mmproj": "quire calls it --mmproj none",
+        "--image-max-tokens": "quire limits the patches of an image, four for a token of most models: "
+        "--max-image-patches",
+        "--mm-processor-kwargs": "quire prepares images as the model's folder says, and has --max-image-patches",
         "--jinja": "quire always applies the model's chat template",
         "--trust-remote-code": "quire never runs code that comes with a model",
         "--load-format": "quire tells the format from the files",

@@ -67,7 +67,8 @@ class EngineSizer:
     def __init__(self, config: EngineConfig, source: ModelSource, kv_share: float = 1.0) -> None:
         self.config = config
         self._kv_share = kv_share
-        self.model: ModelDescription = read_model(source, config.max_model_len)
+        model = read_model(source, config.max_model_len)
+        self.model: ModelDescription = model.with_image_limit(config.max_image_patches)
         self._sized: dict[tuple[ResolvedConfig, int], SizedEngine] = {}
         self._pairs: dict[str, ModelDescription] = {}
 

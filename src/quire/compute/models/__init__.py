@@ -149,6 +149,10 @@ class ModelDescription:
     suppressed: tuple[int, ...] = ()
     vision: VisionSpec | None = None
 
+    def with_image_limit(self, max_patches: int) -> ModelDescription:
+        """Return the model with an image encoder for images of at most this many patches. Does not mutate."""
+        return self if self.vision is None else replace(self, vision=self.vision.with_limit(max_patches))
+
     @property
     def vector_size(self) -> int:
         """The numbers of a vector."""

@@ -37,9 +37,12 @@ class PixtralLayout:
         """Return the layout of a model folder."""
         edge = settings.edge("size", "longest_edge", 1024) if not settings.has_key("size", "height") else 0
         merged = settings.integer("spatial_merge_size", settings.of_model("spatial_merge_size") or 1, most=16)
+        patch = merged * settings.edge("patch_size", "height", settings.of_model("patch_size") or 16)
+        height, width = (edge, edge) if edge else settings.pair("size", 1024)
+        most = max(1, math.isqrt(settings.max_patches) // merged) * patch
         return cls(
-            size=(edge, edge) if edge else settings.pair("size", 1024),
-            patch=merged * settings.edge("patch_size", "height", settings.of_model("patch_size") or 16),
+            size=(min(height, most), min(width, most)),
+            patch=patch,
             filter=settings.filter(BICUBIC),
         )
 

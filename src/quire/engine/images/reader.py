@@ -149,7 +149,7 @@ class ImageReader:
         plans = [self._plan(where, image) for where, image in opened_images]
         num_tokens = sum(plan.num_tokens for plan in plans)
         if num_tokens > self._max_tokens:
-            allowed = f"at most {self._max_tokens} tokens, the context; send fewer images"
+            allowed = f"at most {self._max_tokens} tokens, the context; send fewer or smaller images"
             raise RequestTooLargeError("messages", f"images of {num_tokens} tokens", allowed)
         found, num_bytes = list[ReadImage](), 0
         opened_images.reverse()

@@ -194,6 +194,13 @@ class VisionSpec:
         rows, columns = self.patches.grid(height, width)
         return rows * columns // self.patches.merge**2
 
+    def with_limit(self, max_patches: int) -> VisionSpec:
+        """Return the spec for images of at most this many patches, if their size is not fixed."""
+        patches = replace(self.patches, max_patches=min(max_patches, self.patches.max_patches))
+        if patches.image_size is not None:
+            return self
+        return replace(self, patches=patches, tower=replace(self.tower, context_length=patches.max_rows))
+
     def without_optional_prefix(self) -> VisionSpec:
         """Return the spec for a checkpoint that lacks the last part of that prefix in its names."""
         outer = self.optional_prefix[: self.optional_prefix.rstrip(".").rfind(".") + 1]
