@@ -29,7 +29,7 @@ def adaptable() -> list[str]:
         *("gemma", "glm4-moe", "granite-moe", "mixtral", "olmoe", "qwen2-moe"),
         *("ernie4-5", "ministral3", "seed-oss", "smollm3", "stablelm", "starcoder2"),
         *("arcee", "ernie4-5-moe", "exaone4", "granite-hybrid", "granite-moe-shared", "hunyuan", "phimoe"),
-        *("granite4-h", "nemotron-h"),
+        *("granite4-h", "nemotron-h", "hunyuan-moe", "youtu"),
         *("qwen3-next", "qwen3-5", "qwen3-5-moe", "gemma4", "gemma4-keys", "gemma4-moe", "gemma4-unified", "lfm2"),
     ]
 

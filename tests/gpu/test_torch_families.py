@@ -18,6 +18,7 @@ from support.torch_runs import FLOAT32, TorchRun
 DATA = Path(__file__).parent.parent / "golden" / "data" / "families"
 CASES: dict[str, Any] = json.loads((DATA / "cases.json").read_text())
 NOT_ON_TORCH = (
+    "afmoe",
     "bamba",
     "deepseek",
     "glm4-moe-lite",
@@ -27,6 +28,7 @@ NOT_ON_TORCH = (
     "nemotron-h",
     "qwen3-next",
     "qwen3-5",
+    "youtu",
 )
 FORMS = [name for name in CASES["forms"] if not name.startswith(NOT_ON_TORCH)]
 

@@ -1418,7 +1418,7 @@ def test_the_tokens_that_end_a_text(
         ),
         (
             {"architectures": ["GPT7"]},
-            "SmolLM3, StableLm, Starcoder2 (each + ForCausalLM), Gemma3, Gemma4, Gemma4Unified",
+            "Starcoder2, VaultGemma, Youtu (each + ForCausalLM), Gemma3, Gemma4, Gemma4Unified",
         ),
         ({"architectures": []}, "a model that names no family, which quire cannot run. Use a model of"),
         ({"dtype": "int8"}, "dtype is 'int8'; allowed: one of float32, bfloat16, float16"),

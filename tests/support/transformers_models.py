@@ -273,6 +273,36 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
             "routed_scaling_factor": 1.5,
         },
     ),
+    "minimax-m2": (
+        "MiniMaxM2",
+        {**SIZES, "head_dim": 16, "rotary_dim": 8, "num_local_experts": 6, "num_experts_per_tok": 3},
+    ),
+    "afmoe": (
+        "Afmoe",
+        {
+            **{**MOE, "num_hidden_layers": 3, "layer_types": [NEAR, FAR, NEAR], "sliding_window": 24},
+            **{"num_shared_experts": 2, "route_scale": 1.5, "mup_enabled": True},
+        },
+    ),
+    "hunyuan-moe": ("HunYuanMoEV1", {**SIZES, "head_dim": 16, "num_experts": 6, "moe_topk": 3}),
+    "dots1": (
+        "Dots1",
+        {
+            **{**MOE, "first_k_dense_replace": 1, "n_routed_experts": 6, "n_shared_experts": 2},
+            **{"norm_topk_prob": True, "routed_scaling_factor": 1.5, "sliding_window": 24, "max_window_layers": 1},
+        },
+    ),
+    "exaone-moe": (
+        "ExaoneMoe",
+        {**MOE, "num_hidden_layers": 3, "layer_types": [NEAR, FAR, NEAR], "sliding_window": 24},
+    ),
+    "solar-open": (
+        "SolarOpen",
+        {
+            **{name: size for name, size in MOE.items() if name not in ("intermediate_size", "num_experts")},
+            **{"n_routed_experts": 6, "routed_scaling_factor": 1.5, "attention_bias": True},
+        },
+    ),
     "glm4-moe-lite": (
         "Glm4MoeLite",
         {
@@ -294,6 +324,26 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "youtu": (
+        "Youtu",
+        {
+            **{**SIZES, "num_key_value_heads": 4, "kv_lora_rank": 32, "q_lora_rank": 24, "qk_nope_head_dim": 12},
+            **{"qk_rope_head_dim": 16, "v_head_dim": 16},
+        },
+    ),
+    "cwm": (
+        "Cwm",
+        {
+            **{**SIZES, "head_dim": 16, "num_hidden_layers": 3, "layer_types": [NEAR, FAR, NEAR], "sliding_window": 24},
+            "rope_parameters": {
+                **{"rope_type": "llama3", "rope_theta": 10_000.0, **STRETCHED},
+                **{"low_freq_factor": 1.0, "high_freq_factor": 4.0},
+            },
+        },
+    ),
+    "vaultgemma": ("VaultGemma", {**SIZES, "head_dim": 16, "sliding_window": 24, "query_pre_attn_scalar": 20}),
+    "helium": ("Helium", {**SIZES, "head_dim": 8}),
+    "nemotron": ("Nemotron", {**SIZES, "head_dim": 16}),
     "granite": (
         "Granite",
         {

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Final
 
 from quire.compute.models import olmo2
-from quire.compute.models.base import DecoderSpec
+from quire.compute.models.base import DecoderSpec, LayerSpec
 from quire.compute.models.common import (
     llama_like,
     mixed_windows,
@@ -31,15 +31,20 @@ DEFAULTS: Final = MappingProxyType(
 def decoder_spec(config: ConfigFile, max_length: int | None = None) -> DecoderSpec:
     """Return the spec of an EXAONE 4 model; refuses settings that quire does not interpret."""
     config = config.over(DEFAULTS)
+    layers = windowed_layers(config, max_length)
+    spec = with_head_norms(with_stems(llama_like(config, max_length, layers), olmo2.STEMS))
+    return replace(spec, norm_before=False, norm_after=True)
+
+
+def windowed_layers(config: ConfigFile, max_length: int | None) -> tuple[LayerSpec, ...]:
+    """Return layers with windows; if some have one, the others have no positions."""
     window = optional_window(config)
     is_listed = window is None or config.is_set("layer_types")
     is_local = [False] * num_layers(config) if is_listed else _local_layers(config)
-    windows = mixed_windows(config, window, is_local.__getitem__)
-    layers = rotary_layers(config, max_length, windows)
-    if window is not None:
-        layers = tuple(layer if layer.window else replace(layer, rope=None) for layer in layers)
-    spec = with_head_norms(with_stems(llama_like(config, max_length, layers), olmo2.STEMS))
-    return replace(spec, norm_before=False, norm_after=True)
+    layers = rotary_layers(config, max_length, mixed_windows(config, window, is_local.__getitem__))
+    if window is None:
+        return layers
+    return tuple(layer if layer.window else replace(layer, rope=None) for layer in layers)
 
 
 def _local_layers(config: ConfigFile) -> list[bool]:

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Final
 
 from quire.compute.models import deepseek
-from quire.compute.models.base import DecoderSpec
+from quire.compute.models.base import DecoderSpec, LayerSpec
 from quire.compute.models.config_file import ConfigFile
 
 DEFAULTS: Final = MappingProxyType(
@@ -28,10 +28,14 @@ def decoder_spec(config: ConfigFile, max_length: int | None = None) -> DecoderSp
     """Return the spec of a GLM-4.7-Flash model; refuses settings that quire does not interpret."""
     config = config.over(DEFAULTS)
     spec = deepseek.decoder_spec(config, max_length)
+    return replace(spec, layers=with_listed_experts(config, spec.layers))
+
+
+def with_listed_experts(config: ConfigFile, layers: tuple[LayerSpec, ...]) -> tuple[LayerSpec, ...]:
+    """Return the layers with experts by `mlp_layer_types`; unchanged without that list."""
     if not config.is_set("mlp_layer_types"):
-        return spec
+        return layers
     kinds = config.texts("mlp_layer_types")
-    if len(kinds) != len(spec.layers) or not KINDS.issuperset(kinds):
-        raise config.error("mlp_layer_types", f"{len(spec.layers)} of {', '.join(sorted(KINDS))}")
-    layers = zip(spec.layers, kinds, strict=True)
-    return replace(spec, layers=tuple(replace(layer, sparse=kind == "sparse") for layer, kind in layers))
+    if len(kinds) != len(layers) or not KINDS.issuperset(kinds):
+        raise config.error("mlp_layer_types", f"{len(layers)} of {', '.join(sorted(KINDS))}")
+    return tuple(replace(layer, sparse=kind == "sparse") for layer, kind in zip(layers, kinds, strict=True))

@@ -9,8 +9,10 @@ def missing(spec: DecoderSpec) -> str:
     """Return what a model has that this engine does not run; empty if it runs the model."""
     if spec.attention.latent is not None:
         return "latents (MLA)"
-    if spec.delta is not None or spec.attention.gated:
+    if spec.delta is not None:
         return "linear attention"
+    if spec.attention.gated:
+        return "gates on attention"
     if spec.mamba is not None:
         return "state-space layers (Mamba)"
     if spec.attention.bidirectional:

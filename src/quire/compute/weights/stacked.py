@@ -44,7 +44,8 @@ BARE: Final = (
     *(".linear_attn.A_log", ".linear_attn.dt_bias", ".mamba.A_log", ".mamba.dt_bias", ".mamba.D"),
     *(".mixer.A_log", ".mixer.dt_bias", ".mixer.D", ".mixer.gate.e_score_correction_bias"),
     *(".mlp.moe_statics.e_score_correction_bias", ".layer_scalar"),
-    *(".router.scale", ".router.per_expert_scale", ".feed_forward.expert_bias"),
+    *(".router.scale", ".router.per_expert_scale", ".feed_forward.expert_bias", ".mlp.expert_bias"),
+    *(".block_sparse_moe.e_score_correction_bias", ".mlp.e_score_correction_bias"),
 )
 """Weight tensors whose names lack `.weight`; they may be one row, `[1, size]`."""
 MATRICES: Final = MappingProxyType({"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)})
