@@ -56,6 +56,10 @@ CHANGES: dict[str, dict[str, Any]] = {  # what a GGUF file cannot say is as it i
             **{"factor": 4.0, "original_max_position_embeddings": 64},
         }
     },
+    "afmoe": {"layer_types": None, "num_hidden_layers": 5, "moe_intermediate_size": 16},
+    "ernie4-5-moe": {"moe_layer_end_index": -1},
+    "solar-open": {"intermediate_size": 48, "first_k_dense_replace": 0},
+    "dots1": {"sliding_window": None, "layer_types": None},
     "deepseek-v3": {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0}},
 }
 FORMS = (
@@ -77,6 +81,7 @@ FORMS = (
     *("arcee", "exaone4", "granite-hybrid", "granite-moe-shared", "hunyuan"),
     *("cohere", "cohere2", "starcoder2", "stablelm", "falcon", "gpt-neox", "phi", "gpt-oss"),
     *("deepseek-v2-lite", "deepseek-v2", "deepseek-v3", "minicpm3"),
+    *("afmoe", "dots1", "ernie4-5-moe", "exaone-moe", "hunyuan-moe", "minimax-m2", "nemotron", "solar-open", "youtu"),
 )
 PACKED = ("F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")  # those that the gguf package can pack
 PROMPT = [(7 * i * i + 3 * i + 5) % 64 for i in range(40)]
@@ -152,7 +157,7 @@ def test_widened_weights_compute_what_the_numbers_compute_that_they_stand_for(ki
     ("form", "architecture"),
     [
         *(("llama", MODEL_ARCH.INTERNLM2), ("mistral", MODEL_ARCH.MISTRAL3)),
-        *(("qwen2", MODEL_ARCH.QWEN2VL), ("tied", MODEL_ARCH.QWEN3VL)),
+        *(("qwen2", MODEL_ARCH.QWEN2VL), ("tied", MODEL_ARCH.QWEN3VL), ("qwen3-moe", MODEL_ARCH.QWEN3VLMOE)),
     ],
 )
 def test_files_of_other_architectures_have_the_text_model_of_a_family(

@@ -367,3 +367,20 @@ def test_long_texts_are_looked_for_in_time_in_proportion_to_the_file() -> None:
     for place in range(0, 2048, 31):
         for length, count in ((4095, 0), (4096, 1)):
             assert len(long_texts_in(b'"' * (place + 1) + b"b" * length + b'"')) == count
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("afmoe", "a1234567 89", ["a", "1", "234", "567", " ", "89"]),
+        ("afmoe", "汉字ไทย x+123456", ["汉字ไทย", " x", "+", "123", "456"]),
+        ("exaone-moe", "It's a b,  12\n", ["It", "'s", " a b", ",", " ", " ", "1", "2", "\n"]),
+        ("minimax-m2", "aB's 1234", ["a", "B's", " ", "123", "4"]),
+        ("youtu", "한国，aB 12", ["한", "国", "，", "a", "B", " ", "1", "2"]),
+    ],
+)
+def test_words_of_recent_splitters(name: str, text: str, words: list[str]) -> None:
+    split = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated") for pattern in SPLITTERS[name].patterns]
+    )
+    assert [word for word, _ in split.pre_tokenize_str(text)] == words

@@ -140,12 +140,16 @@ ARCHITECTURES = (
     *("qwen35", "qwen35moe", "qwen3next"),
     *("gemma4", "granitehybrid", "lfm2", "lfm2moe", "nemotron_h"),
     *("bert", "nomic-bert", "gemma-embedding", "modern-bert"),
+    *("afmoe", "exaone-moe", "hunyuan-moe", "minimax-m2", "nemotron"),
 )
 BERTS = ("bert", "modern-bert", "nomic-bert")
 RECURRENT = ("qwen35", "qwen35moe", "qwen3next")
 LFM2 = ("lfm2", "lfm2moe")
 MAMBA = ("granitehybrid", "nemotron_h")
+SCORED_ALONE = ("afmoe", "exaone-moe", "glm4moe", "minimax-m2")
+WITH_SHARED = ("afmoe", "deepseek2", "exaone-moe", "glm4moe", "hunyuan-moe", *RECURRENT)
 WITH_EXPERTS = (
+    *("afmoe", "exaone-moe", "hunyuan-moe", "minimax-m2"),
     *("deepseek2", "glm4moe", "gpt-oss", "granitemoe", "lfm2moe", "olmoe", "qwen35moe", "qwen3moe", "qwen3next"),
 )
 LAYER_NORMS = (
@@ -156,6 +160,7 @@ LAYER_NORMS = (
         "falcon",
         "gptneox",
         "modern-bert",
+        "nemotron",
         "nemotron_h",
         "nomic-bert",
         "phi2",
@@ -227,7 +232,7 @@ def _settings(draw: random.Random, name: str) -> list[Pair]:
         pairs += [pair("attention.key_length", U32, SIZE // HEADS), pair("attention.value_length", U32, SIZE // HEADS)]
     if name in ("gemma2", "gemma3", "phi3", "cohere2", "gpt-oss", "gemma-embedding"):
         pairs.append(pair("attention.sliding_window", U32, 16))
-    if name in ("exaone4", "olmo2") and draw.random() < 0.5:  # a large EXAONE 4, or OLMo 3
+    if name == "afmoe" or (name in ("exaone-moe", "exaone4", "olmo2") and draw.random() < 0.5):  # some of these
         pairs.append(pair("attention.sliding_window", U32, 16))
         items = draw.choice([BOOL, BOOL, BOOL, U32])
         pairs.append(pair("attention.sliding_window_pattern", ARRAY, [draw.random() < 0.5], items))
@@ -350,7 +355,7 @@ def _expert_settings(draw: random.Random, name: str) -> Iterator[tuple[str, int,
         yield "expert_shared_feed_forward_length", U32, FEED
     if name == "lfm2moe":
         yield "expert_gating_func", U32, draw.choice([2, 2, 2, 1])
-    if name == "glm4moe":
+    if name in SCORED_ALONE:
         yield "expert_gating_func", U32, draw.choice([2, 2, 2, 1])
         yield "expert_shared_count", U32, 1
         yield "rope.dimension_count", U32, 2
@@ -376,13 +381,13 @@ def _shapes(draw: random.Random, name: str) -> Iterator[tuple[str, list[int]]]:
         norms.remove("blk.0.ffn_norm")
     if name in ("glm4moe", "gpt-oss", "seed_oss", *RECURRENT):
         norms.append("blk.0.post_attention_norm")
-    if name in ("exaone4", "gemma-embedding", "gemma2", "gemma3", "gemma4", "glm4", "olmo2"):
+    if name in ("afmoe", "exaone4", "gemma-embedding", "gemma2", "gemma3", "gemma4", "glm4", "olmo2"):
         norms += ["blk.0.post_attention_norm", "blk.0.post_ffw_norm"]
     if name in LFM2:
         norms[0] = draw.choice(["token_embd_norm", "output_norm"])
     for norm in norms:
         yield f"{norm}.weight", [SIZE]
-        if name in ("falcon", "gptneox", "phi2", "starcoder2", "stablelm"):
+        if name in ("falcon", "gptneox", "nemotron", "phi2", "starcoder2", "stablelm"):
             yield f"{norm}.bias", [SIZE]
     yield from _recurrent_shapes(draw, name) if name in RECURRENT else _attention_shapes(name)
     yield from _feed_shapes(name)
@@ -430,11 +435,14 @@ def _attention_shapes(name: str) -> Iterator[tuple[str, list[int]]]:
         "gemma4",
         "exaone4",
         "hunyuan-dense",
+        *("afmoe", "exaone-moe", "hunyuan-moe"),
         *LFM2,
     ):
         yield "blk.0.attn_q_norm.weight", [SIZE // HEADS]
         yield "blk.0.attn_k_norm.weight", [SIZE // HEADS]
-    if name in ("olmo2", "olmoe"):
+    if name == "afmoe":
+        yield "blk.0.attn_gate.weight", [SIZE, SIZE]
+    if name in ("minimax-m2", "olmo2", "olmoe"):
         yield "blk.0.attn_q_norm.weight", [SIZE]
         yield "blk.0.attn_k_norm.weight", [SIZE]
     if name == "deepseek2":
@@ -563,16 +571,17 @@ def _feed_shapes(name: str) -> Iterator[tuple[str, list[int]]]:
             yield f"blk.0.ffn_{part}_exps.weight", [*dimensions, 3]
             if name == "gpt-oss":
                 yield f"blk.0.ffn_{part}_exps.bias", [dimensions[1], 3]
-            if name in ("deepseek2", "glm4moe", *RECURRENT):
+            if name in WITH_SHARED:
                 yield f"blk.0.ffn_{part}_shexp.weight", dimensions
         if name in RECURRENT:
             yield "blk.0.ffn_gate_inp_shexp.weight", [SIZE]
-        if name == "glm4moe":
+        if name in SCORED_ALONE:
             yield "blk.0.exp_probs_b.bias", [3]
         if name == "gpt-oss":
             yield "blk.0.ffn_gate_inp.bias", [3]
         return
-    if name not in ("arcee", "bert", "falcon", "gpt2", "gptneox", "phi2", "phi3", "chatglm", "glm4", "starcoder2"):
+    plain = ("arcee", "bert", "falcon", "gpt2", "gptneox", "nemotron", "phi2", "phi3", "chatglm", "glm4", "starcoder2")
+    if name not in plain:
         yield "blk.0.ffn_gate.weight", [SIZE, FEED]
     yield "blk.0.ffn_up.weight", [SIZE, 2 * FEED if name in ("chatglm", "phi3", "glm4") else FEED]
     yield "blk.0.ffn_down.weight", [FEED, SIZE]

@@ -12,6 +12,7 @@ import gguf
 import numpy as np
 
 from quire.compute.models.source import ModelFolder
+from support.gguf_experts import add_experts_after
 from support.gguf_gemma4 import add_gemma4, name_of_factors, stacks_of_gemma4
 from support.gguf_lfm2 import add_lfm2
 from support.gguf_mamba import add_mamba, add_nemotron, as_mamba
@@ -31,6 +32,15 @@ ARCHITECTURES = {
     "DeepseekV2ForCausalLM": gguf.MODEL_ARCH.DEEPSEEK2,
     "DeepseekV3ForCausalLM": gguf.MODEL_ARCH.DEEPSEEK2,
     "Ernie4_5ForCausalLM": gguf.MODEL_ARCH.ERNIE4_5,
+    "AfmoeForCausalLM": gguf.MODEL_ARCH.AFMOE,
+    "Dots1ForCausalLM": gguf.MODEL_ARCH.DOTS1,
+    "Ernie4_5_MoeForCausalLM": gguf.MODEL_ARCH.ERNIE4_5_MOE,
+    "ExaoneMoeForCausalLM": gguf.MODEL_ARCH.EXAONE_MOE,
+    "HunYuanMoEV1ForCausalLM": gguf.MODEL_ARCH.HUNYUAN_MOE,
+    "MiniMaxM2ForCausalLM": gguf.MODEL_ARCH.MINIMAXM2,
+    "NemotronForCausalLM": gguf.MODEL_ARCH.NEMOTRON,
+    "SolarOpenForCausalLM": gguf.MODEL_ARCH.GLM4_MOE,
+    "YoutuForCausalLM": gguf.MODEL_ARCH.DEEPSEEK2,
     "FalconForCausalLM": gguf.MODEL_ARCH.FALCON,
     "GPTNeoXForCausalLM": gguf.MODEL_ARCH.GPTNEOX,
     "Glm4ForCausalLM": gguf.MODEL_ARCH.GLM4,
@@ -85,10 +95,14 @@ QWEN35 = (gguf.MODEL_ARCH.QWEN35, gguf.MODEL_ARCH.QWEN35MOE)
 NEMOTRONS = (gguf.MODEL_ARCH.NEMOTRON_H, gguf.MODEL_ARCH.NEMOTRON_H_MOE)
 GRANITES = (gguf.MODEL_ARCH.GRANITE, gguf.MODEL_ARCH.GRANITE_MOE, gguf.MODEL_ARCH.GRANITE_HYBRID)
 RECURRENT = (*QWEN35, gguf.MODEL_ARCH.QWEN3NEXT)
+WITH_EXPERTS_AFTER = (
+    *(gguf.MODEL_ARCH.AFMOE, gguf.MODEL_ARCH.DOTS1, gguf.MODEL_ARCH.ERNIE4_5_MOE, gguf.MODEL_ARCH.EXAONE_MOE),
+    *(gguf.MODEL_ARCH.GLM4_MOE, gguf.MODEL_ARCH.MINIMAXM2),
+)
 LFM2 = (gguf.MODEL_ARCH.LFM2, gguf.MODEL_ARCH.LFM2MOE)
 RENAMED = {  # what the converter calls some tensors before it looks for their names
     "e_score_correction_bias.weight": "e_score_correction.bias",
-    "feed_forward.expert_bias.weight": "feed_forward.expert_bias.bias",
+    **{f"{module}.expert_bias.weight": f"{module}.expert_bias.bias" for module in ("feed_forward", "mlp")},
     "linear_attn.A_log.weight": "linear_attn.A_log",
     "linear_attn.dt_bias.weight": "linear_attn.dt_proj.bias",
     **{f"{module}.{name}.weight": f"{module}.{name}" for module in ("mamba", "mixer") for name in ("A_log", "D")},
@@ -164,7 +178,7 @@ class GgufWriting:
         writer.add_head_count(config["num_attention_heads"])
         self._kv_heads()
         named: tuple[str, ...] = ("layer_norm_eps", "norm_epsilon", "layer_norm_epsilon")
-        named += ("norm_eps",) if self.architecture is gguf.MODEL_ARCH.MODERN_BERT else ()
+        named += ("norm_eps",) if self.architecture in (gguf.MODEL_ARCH.MODERN_BERT, gguf.MODEL_ARCH.NEMOTRON) else ()
         epsilon = next((config[name] for name in named if name in config), None)
         if epsilon:
             writer.add_layer_norm_eps(epsilon)
@@ -172,15 +186,15 @@ class GgufWriting:
             writer.add_layer_norm_rms_eps(config.get("norm_eps") or config["rms_norm_eps"])
         if self.of_latents:
             self._latents()
-        elif self.architecture is gguf.MODEL_ARCH.GLM4_MOE:
-            self._experts_after()
+        elif self.architecture in WITH_EXPERTS_AFTER:
+            add_experts_after(writer, config)
         if self.architecture in RECURRENT:
             self._linear_attention()
         if not self.of_latents and "head_dim" in config and self.architecture is not gguf.MODEL_ARCH.CHATGLM:
             writer.add_key_length(config["head_dim"])
             writer.add_value_length(config["head_dim"])
         self._factors()
-        if config["architectures"][0] in ("Exaone4ForCausalLM", "Olmo3ForCausalLM"):
+        if config["architectures"][0] in ("Exaone4ForCausalLM", "ExaoneMoeForCausalLM", "Olmo3ForCausalLM"):
             writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
         windows = (
             "Gemma2ForCausalLM",
@@ -189,6 +203,8 @@ class GgufWriting:
             "Cohere2ForCausalLM",
             "Olmo3ForCausalLM",
             "Exaone4ForCausalLM",
+            "ExaoneMoeForCausalLM",
+            "AfmoeForCausalLM",
             "GptOssForCausalLM",
         )
         if config["architectures"][0] in windows:
@@ -212,14 +228,17 @@ class GgufWriting:
 
     def _experts(self) -> None:
         config, writer = self.config, self.writer
-        named = ("num_local_experts", "n_routed_experts", "num_experts")
+        named = ("num_local_experts", "n_routed_experts", "num_experts", "moe_num_experts")
         num_experts = next((config[name] for name in named if name in config), None)
         if num_experts:
             writer.add_expert_count(num_experts)
-            writer.add_expert_used_count(config["num_experts_per_tok"])
+            used = (config.get(name) for name in ("num_experts_per_tok", "moe_topk", "moe_k"))
+            writer.add_expert_used_count(next(filter(None, used)))
             writer.add_expert_feed_forward_length(config.get("moe_intermediate_size") or config["intermediate_size"])
         if "shared_expert_intermediate_size" in config:
             writer.add_expert_shared_feed_forward_length(config["shared_expert_intermediate_size"])
+        if self.architecture is gguf.MODEL_ARCH.HUNYUAN_MOE:
+            writer.add_expert_shared_feed_forward_length(config["intermediate_size"])
         if num_experts and config.get("shared_intermediate_size"):
             writer.add_expert_shared_feed_forward_length(config["shared_intermediate_size"])
 
@@ -239,7 +258,7 @@ class GgufWriting:
             writer.add_key_length(query)
             writer.add_value_length(value)
         if "n_routed_experts" in config:
-            self._experts_after()
+            add_experts_after(writer, config)
 
     def _linear_attention(self) -> None:
         config, writer = self.config, self.writer
@@ -254,18 +273,6 @@ class GgufWriting:
         if is_recurrent != [bool((layer + 1) % 4) for layer in range(len(kinds))]:
             name = gguf.MODEL_ARCH_NAMES[self.architecture]
             writer.add_array(f"{name}.attention.recurrent_layers", is_recurrent + [False] * self.num_further)
-
-    def _experts_after(self) -> None:
-        config, writer = self.config, self.writer
-        writer.add_leading_dense_block_count(config["first_k_dense_replace"])
-        writer.add_expert_shared_count(config["n_shared_experts"])
-        writer.add_expert_weights_scale(config["routed_scaling_factor"])
-        writer.add_expert_weights_norm(config["norm_topk_prob"])
-        if config["architectures"][0] in ("DeepseekV3ForCausalLM", "Glm4MoeForCausalLM"):
-            writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
-        if config.get("n_group"):
-            writer.add_expert_group_count(config["n_group"])
-            writer.add_expert_group_used_count(config["topk_group"])
 
     def _factors(self) -> None:
         config, writer = self.config, self.writer
@@ -301,7 +308,7 @@ class GgufWriting:
             writer.add_rope_scaling_factor(rope["factor"])
         if self.of_latents and kind == "yarn":
             writer.add_rope_scaling_yarn_log_mul(0.1 * rope["mscale_all_dim"])
-        if self.architecture in (gguf.MODEL_ARCH.QWEN2VL, gguf.MODEL_ARCH.QWEN3VL):
+        if self.architecture in (gguf.MODEL_ARCH.QWEN2VL, gguf.MODEL_ARCH.QWEN3VL, gguf.MODEL_ARCH.QWEN3VLMOE):
             writer.add_rope_dimension_sections([*rope.get("mrope_section", [2, 1, turned // 2 - 3]), 0])
         if self.architecture in QWEN35:
             writer.add_rope_dimension_sections([*rope.get("mrope_section", [11, 11, 10]), 0])
@@ -344,7 +351,7 @@ class GgufWriting:
     def weights(self, kind: gguf.GGMLQuantizationType) -> None:
         experts: dict[str, dict[int, Any]] = {}
         for name, numbers in self.tensors.items():
-            if ".shared_mlp." in name:
+            if ".shared_mlp." in name and self.architecture in GRANITES:
                 self._add_granite_mlp(name, numbers, kind)
             elif self.of_latents and self.splits and ".kv_b_proj." in name:
                 self._add_split(name, numbers, kind)
@@ -436,7 +443,7 @@ class GgufWriting:
             numbers = np.ascontiguousarray(numbers[config["pad_token_id"] + 1 :])
         if self.architecture is gguf.MODEL_ARCH.GPT2 and numbers.ndim == 2 and ".h." in name:
             return np.ascontiguousarray(numbers.T)
-        if self.architecture in GEMMAS and name.endswith("norm.weight"):
+        if self.architecture in (*GEMMAS, gguf.MODEL_ARCH.NEMOTRON) and name.endswith("norm.weight"):
             return numbers + np.float32(1)
         heads = {"q_proj": config.get("num_attention_heads"), "k_proj": config.get("num_key_value_heads")}
         part = name.split(".")[-2]

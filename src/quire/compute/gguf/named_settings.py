@@ -10,6 +10,7 @@ import numpy as np
 
 from quire.compute.gguf.header import same_number
 from quire.compute.models.config_file import MAX_LENGTH, ConfigFile
+from quire.compute.models.rope import FULL, SLIDING
 
 KV_HEADS: Final = "attention.head_count_kv"
 WIDTH: Final = "feed_forward_length"
@@ -104,6 +105,25 @@ def local_experts(settings: Settings) -> dict[str, object]:
         "num_local_experts": settings.size("expert_count"),
         "num_experts_per_tok": settings.size("expert_used_count"),
     }
+
+
+def turned(settings: Settings) -> dict[str, object]:
+    """Return the fraction of each head that rotates."""
+    size = settings.head_size
+    return {"partial_rotary_factor": settings.size("rope.dimension_count", size) / size}
+
+
+def listed_windows(settings: Settings) -> dict[str, object]:
+    """Return the window and the list of layers that have one; empty without a window."""
+    if not settings.has("attention.sliding_window"):
+        return {}
+    config: dict[str, object] = {"sliding_window": settings.size("attention.sliding_window")}
+    pattern = settings.file.fields.get(key := settings.key("attention.sliding_window_pattern"))
+    if pattern is None:
+        return config
+    if not isinstance(pattern, list) or not set(map(type, pattern)) <= {bool}:
+        raise settings.file.error(key, "a list of booleans, one for each layer")
+    return {**config, "layer_types": [SLIDING if has_window else FULL for has_window in pattern]}
 
 
 def kinds_of_layers(settings: Settings, count: int, full: str, recurrent: str) -> list[str] | None:

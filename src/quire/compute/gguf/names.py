@@ -64,7 +64,7 @@ EXPERTS_OF: Final = MappingProxyType(
         "granitemoe": GRANITE_EXPERTS,
         "lfm2moe": LFM2_EXPERTS,
         "nemotron_h_moe": NEMOTRON_EXPERTS,
-        "llama": MIXTRAL_EXPERTS,
+        **dict.fromkeys(("llama", "minimax-m2"), MIXTRAL_EXPERTS),
     }
 )
 """Architectures whose experts have other names."""
@@ -239,8 +239,25 @@ NEMOTRON: Final = MappingProxyType(
     }
 )
 
+HUNYUAN: Final = MappingProxyType(
+    {**LAYER, "attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"}
+)
 LAYERS: Final = MappingProxyType(
     {
+        "afmoe": MappingProxyType(
+            {
+                **{**LAYER, **SHARED},
+                "attn_gate": "self_attn.gate_proj",
+                "post_attention_norm": "post_attention_layernorm",
+                "ffn_norm": "pre_mlp_layernorm",
+                "post_ffw_norm": "post_mlp_layernorm",
+                "ffn_gate_inp": "mlp.router.gate",
+                "exp_probs_b": "mlp.expert_bias",
+            }
+        ),
+        "dots1": MappingProxyType({**LAYER, **SHARED}),
+        "ernie4_5-moe": MappingProxyType({**LAYER, **SHARED, "exp_probs_b": "mlp.moe_statics.e_score_correction_bias"}),
+        "exaone-moe": MappingProxyType({**LAYER, **SHARED, **FURTHER, "exp_probs_b": "mlp.e_score_correction_bias"}),
         **dict.fromkeys(("deepseek2", "minicpm3"), LATENTS),
         "gemma2": GEMMA,
         **dict.fromkeys(("chatglm", "phi3"), MappingProxyType({**LAYER, "ffn_up": "mlp.gate_up_proj"})),
@@ -268,13 +285,25 @@ LAYERS: Final = MappingProxyType(
         ),
         "granitehybrid": MappingProxyType({**GRANITE_MOE, **MAMBA}),
         "granitemoe": GRANITE_MOE,
-        "hunyuan-dense": MappingProxyType(
-            {**LAYER, "attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"}
+        "hunyuan-dense": HUNYUAN,
+        "hunyuan-moe": MappingProxyType(
+            {
+                **HUNYUAN,
+                "ffn_gate_inp": "mlp.gate.wg",
+                **{f"ffn_{part}_shexp": f"mlp.shared_mlp.{part}_proj" for part in ("gate", "up", "down")},
+            }
         ),
         "llama": MappingProxyType({**LAYER, "ffn_gate_inp": "block_sparse_moe.gate"}),
         **dict.fromkeys(
             ("exaone4", "olmo2"),
             MappingProxyType({name: ours for name, ours in GEMMA.items() if name not in ("attn_norm", "ffn_norm")}),
+        ),
+        "minimax-m2": MappingProxyType(
+            {
+                **LAYER,
+                "ffn_gate_inp": "block_sparse_moe.gate",
+                "exp_probs_b": "block_sparse_moe.e_score_correction_bias",
+            }
         ),
         "qwen2moe": MappingProxyType({**LAYER, **SHARED_EXPERT}),
         **dict.fromkeys(("qwen35", "qwen35moe", "qwen3next"), RECURRENT),

@@ -6,14 +6,25 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Final
 
+from quire.compute.gguf.expert_settings import (
+    afmoe,
+    dots1,
+    ernie4_5_moe,
+    exaone_moe,
+    experts_after,
+    hunyuan_moe,
+    minimax_m2,
+    require_sigmoid,
+    without_further,
+)
 from quire.compute.gguf.gemma_settings import gemma, gemma2, gemma3, gemma4
 from quire.compute.gguf.granite_settings import granite, granite_hybrid, granite_moe
 from quire.compute.gguf.lfm2_settings import lfm2, lfm2moe
-from quire.compute.gguf.named_settings import KV_HEADS, SIGMOID, Settings, local_experts
+from quire.compute.gguf.named_settings import KV_HEADS, SIGMOID, Settings, listed_windows, local_experts, turned
 from quire.compute.gguf.nemotron_settings import nemotron_h, nemotron_h_moe
 from quire.compute.gguf.rope_settings import TEMPERATURE, rope_scaling
 from quire.compute.models.common import MAX_LAYERS
-from quire.compute.models.rope import FULL, SLIDING
+from quire.compute.models.rope import FULL
 
 SOFTMAX: Final = 1  # of expert_gating_func
 LINEAR: Final = "linear_attention"
@@ -80,34 +91,21 @@ def _latents(settings: Settings) -> dict[str, object]:
 
 
 def _deepseek2(settings: Settings) -> dict[str, object]:
-    """Return the settings that only DeepSeek's models have.
+    """Return the settings that only DeepSeek's models have; without experts, the file is Youtu.
 
     A file has only one of yarn's two strengths, which are equal in published models.
     """
     if settings.has(TEMPERATURE):
         raise settings.file.error(settings.key(TEMPERATURE), "none: no scores by position are run with latents")
+    if not settings.size("expert_count", 0, low=0):
+        return {**_latents(settings), "architectures": ["YoutuForCausalLM"]}
     is_v3 = settings.size("expert_gating_func", SOFTMAX) == SIGMOID
     num_groups = settings.size("expert_group_count", 1)
     return {
         **_latents(settings),
         "architectures": ["DeepseekV3ForCausalLM" if is_v3 else "DeepseekV2ForCausalLM"],
         "topk_method": "noaux_tc" if is_v3 else "greedy" if num_groups == 1 else "group_limited_greedy",
-        **_experts_after(settings),
-    }
-
-
-def _experts_after(settings: Settings) -> dict[str, object]:
-    """Return the settings of experts in most layers, next to an MLP for every token."""
-    return {
-        "first_k_dense_replace": settings.size("leading_dense_block_count", 0, low=0),
-        "n_routed_experts": settings.size("expert_count"),
-        "n_shared_experts": settings.size("expert_shared_count"),
-        "num_experts_per_tok": settings.size("expert_used_count"),
-        "moe_intermediate_size": settings.size("expert_feed_forward_length"),
-        "routed_scaling_factor": settings.number("expert_weights_scale", 1.0),
-        "norm_topk_prob": settings.file.flag(settings.key("expert_weights_norm"), False),
-        "n_group": settings.size("expert_group_count", 1),
-        "topk_group": settings.size("expert_group_used_count", 1),
+        **experts_after(settings),
     }
 
 
@@ -128,15 +126,9 @@ def _falcon(settings: Settings) -> dict[str, object]:
 
 def _gptneox(settings: Settings) -> dict[str, object]:
     return {
-        **_turned(settings),
+        **turned(settings),
         "use_parallel_residual": settings.file.flag(settings.key("use_parallel_residual"), True),
     }
-
-
-def _turned(settings: Settings) -> dict[str, object]:
-    """Return the fraction of each head that rotates."""
-    size = settings.head_size
-    return {"partial_rotary_factor": settings.size("rope.dimension_count", size) / size}
 
 
 def _sections(settings: Settings) -> dict[str, object]:
@@ -152,7 +144,7 @@ def _rotating_part(settings: Settings) -> dict[str, object]:
     """Return the sizes of the heads of GLM. Files of vision models have pairs in another order, and sections."""
     if settings.has("rope.dimension_sections"):
         raise settings.file.error(settings.key("rope.dimension_sections"), "none: no positions of images are run")
-    return {**_turned(settings), "head_dim": settings.head_size}
+    return {**turned(settings), "head_dim": settings.head_size}
 
 
 def _glm4(settings: Settings) -> dict[str, object]:
@@ -160,17 +152,19 @@ def _glm4(settings: Settings) -> dict[str, object]:
 
 
 def _glm4moe(settings: Settings) -> dict[str, object]:
-    """Return the settings that only GLM-4.5 has. Its files count the layers that predict further tokens, too."""
-    if settings.size("expert_gating_func", SIGMOID) != SIGMOID:
-        raise settings.file.error(settings.key("expert_gating_func"), f"{SIGMOID}, a sigmoid")
-    num_further = settings.size("nextn_predict_layers", 0, low=0)
+    """Return the settings that only GLM-4.5 and Solar Open have."""
+    require_sigmoid(settings)
     return {
         **_rotating_part(settings),
-        **_experts_after(settings),
-        "num_hidden_layers": settings.size("block_count", low=num_further + 1) - num_further,
-        "num_nextn_predict_layers": num_further,
+        **experts_after(settings),
+        **without_further(settings),
         "use_qk_norm": "blk.0.attn_q_norm.weight" in settings.tensors,
     }
+
+
+def _nemotron(settings: Settings) -> dict[str, object]:
+    """Return the settings of Nemotron, whose files include the 1 in norms."""
+    return {**turned(settings), "head_dim": settings.head_size, "norm_unit_offset": False}
 
 
 def _recurrent(settings: Settings) -> dict[str, object]:
@@ -181,7 +175,7 @@ def _recurrent(settings: Settings) -> dict[str, object]:
     num_further = settings.size("nextn_predict_layers", 0, low=0)
     count = settings.size("block_count", low=num_further + 1, high=num_further + MAX_LAYERS) - num_further
     return {
-        **_turned(settings),
+        **turned(settings),
         **_sections(settings),
         "head_dim": settings.head_size,
         "num_hidden_layers": count,
@@ -243,7 +237,7 @@ def _experts_next(settings: Settings) -> dict[str, object]:
 
 def _phi3(settings: Settings) -> dict[str, object]:
     window = settings.size("attention.sliding_window", 0, low=0)
-    return {**_turned(settings), "sliding_window": window or None}
+    return {**turned(settings), "sliding_window": window or None}
 
 
 def _olmoe(settings: Settings) -> dict[str, object]:
@@ -254,26 +248,13 @@ def _olmoe(settings: Settings) -> dict[str, object]:
 
 def _olmo2(settings: Settings) -> dict[str, object]:
     """Return the family and windows for OLMo 3, whose settings list the layers with a window; empty for OLMo 2."""
-    windows = _listed_windows(settings)
+    windows = listed_windows(settings)
     return {**windows, "architectures": ["Olmo3ForCausalLM"]} if windows else {}
-
-
-def _listed_windows(settings: Settings) -> dict[str, object]:
-    """Return the window and the list of layers that have one; empty without a window."""
-    if not settings.has("attention.sliding_window"):
-        return {}
-    config: dict[str, object] = {"sliding_window": settings.size("attention.sliding_window")}
-    pattern = settings.file.fields.get(key := settings.key("attention.sliding_window_pattern"))
-    if pattern is None:
-        return config
-    if not isinstance(pattern, list) or not set(map(type, pattern)) <= {bool}:
-        raise settings.file.error(key, "a list of booleans, one for each layer")
-    return {**config, "layer_types": [SLIDING if has_window else FULL for has_window in pattern]}
 
 
 def _cohere(settings: Settings) -> dict[str, object]:
     own = {"logit_scale": settings.number("logit_scale"), "use_qk_norm": "blk.0.attn_q_norm.weight" in settings.tensors}
-    return {**own, **_turned(settings)}
+    return {**own, **turned(settings)}
 
 
 def _cohere2(settings: Settings) -> dict[str, object]:
@@ -283,7 +264,7 @@ def _cohere2(settings: Settings) -> dict[str, object]:
 def _stablelm(settings: Settings) -> dict[str, object]:
     """Return the settings that only StableLM has. Its parallel-residual setting is wrong if config.json had none."""
     return {
-        **_turned(settings),
+        **turned(settings),
         "use_qkv_bias": "blk.0.attn_q.bias" in settings.tensors,
         "use_parallel_residual": "blk.0.ffn_norm.weight" not in settings.tensors,
     }
@@ -299,12 +280,16 @@ def _starcoder2(settings: Settings) -> dict[str, object]:
 
 OWN: Final[Mapping[str, Callable[[Settings], dict[str, object]]]] = MappingProxyType(
     {
+        "afmoe": afmoe,
         "chatglm": _glm4,
         "cohere2": _cohere2,
         "command-r": _cohere,
         "deepseek2": _deepseek2,
+        "dots1": dots1,
         "ernie4_5": _ernie4_5,
-        "exaone4": _listed_windows,
+        "ernie4_5-moe": ernie4_5_moe,
+        "exaone-moe": exaone_moe,
+        "exaone4": listed_windows,
         "falcon": _falcon,
         "gemma": gemma,
         "gemma2": gemma2,
@@ -317,16 +302,19 @@ OWN: Final[Mapping[str, Callable[[Settings], dict[str, object]]]] = MappingProxy
         "granite": granite,
         "granitehybrid": granite_hybrid,
         "granitemoe": granite_moe,
+        "hunyuan-moe": hunyuan_moe,
         "lfm2": lfm2,
         "lfm2moe": lfm2moe,
         "llama": _llama,
         "minicpm3": _latents,
+        "minimax-m2": minimax_m2,
         "mistral3": _mistral3,
+        "nemotron": _nemotron,
         "nemotron_h": nemotron_h,
         "nemotron_h_moe": nemotron_h_moe,
         "olmo2": _olmo2,
         "olmoe": _olmoe,
-        "phi2": _turned,
+        "phi2": turned,
         "phi3": _phi3,
         "qwen2moe": _qwen2moe,
         "qwen2vl": _sections,
@@ -335,6 +323,7 @@ OWN: Final[Mapping[str, Callable[[Settings], dict[str, object]]]] = MappingProxy
         "qwen3moe": _qwen3moe,
         "qwen3next": _qwen3next,
         "qwen3vl": _sections,
+        "qwen3vlmoe": lambda settings: {**_qwen3moe(settings), **_sections(settings)},
         "seed_oss": _seed_oss,
         "stablelm": _stablelm,
         "starcoder2": _starcoder2,

@@ -24,13 +24,17 @@ from quire.core.errors import ModelError
 
 ARCHITECTURES: Final = MappingProxyType(
     {
+        "afmoe": "AfmoeForCausalLM",
         "arcee": "ArceeForCausalLM",
         "bert": "BertModel",  # also XLM-RoBERTa, without the unused rows of its positions, and DistilBERT
         "chatglm": "GlmForCausalLM",
         "cohere2": "Cohere2ForCausalLM",
         "command-r": "CohereForCausalLM",
-        "deepseek2": "DeepseekV2ForCausalLM",  # also DeepSeek-V3, distinguished by the scoring of experts
+        "deepseek2": "DeepseekV2ForCausalLM",  # also DeepSeek-V3, by the scoring of experts, and Youtu, without
+        "dots1": "Dots1ForCausalLM",
         "ernie4_5": "Ernie4_5ForCausalLM",
+        "ernie4_5-moe": "Ernie4_5_MoeForCausalLM",
+        "exaone-moe": "ExaoneMoeForCausalLM",
         "exaone4": "Exaone4ForCausalLM",
         "falcon": "FalconForCausalLM",
         "gemma": "GemmaForCausalLM",
@@ -39,7 +43,7 @@ ARCHITECTURES: Final = MappingProxyType(
         "gemma3": "Gemma3ForCausalLM",
         "gemma4": "Gemma4ForCausalLM",
         "glm4": "Glm4ForCausalLM",
-        "glm4moe": "Glm4MoeForCausalLM",
+        "glm4moe": "Glm4MoeForCausalLM",  # also Solar Open
         "gpt-oss": "GptOssForCausalLM",
         "gpt2": "GPT2LMHeadModel",
         "gptneox": "GPTNeoXForCausalLM",
@@ -47,13 +51,16 @@ ARCHITECTURES: Final = MappingProxyType(
         "granitehybrid": "GraniteMoeHybridForCausalLM",
         "granitemoe": "GraniteMoeForCausalLM",
         "hunyuan-dense": "HunYuanDenseV1ForCausalLM",
+        "hunyuan-moe": "HunYuanMoEV1ForCausalLM",
         "internlm2": "LlamaForCausalLM",  # its files have the tensors of Llama
         "lfm2": "Lfm2ForCausalLM",
         "lfm2moe": "Lfm2MoeForCausalLM",
         "llama": "LlamaForCausalLM",  # also Mistral, and Mixtral, with experts
         "minicpm3": "MiniCPM3ForCausalLM",
+        "minimax-m2": "MiniMaxM2ForCausalLM",
         "mistral3": "Ministral3ForCausalLM",  # also Mistral Small 3, without a growth of queries
         "modern-bert": "ModernBertModel",
+        "nemotron": "NemotronForCausalLM",
         "nemotron_h": "NemotronHForCausalLM",
         "nemotron_h_moe": "NemotronHForCausalLM",
         "nomic-bert": "NomicBertModel",
@@ -71,6 +78,7 @@ ARCHITECTURES: Final = MappingProxyType(
         "qwen3moe": "Qwen3MoeForCausalLM",
         "qwen3next": "Qwen3NextForCausalLM",
         "qwen3vl": "Qwen3ForCausalLM",
+        "qwen3vlmoe": "Qwen3MoeForCausalLM",
         "seed_oss": "SeedOssForCausalLM",
         "smollm3": "SmolLM3ForCausalLM",
         "stablelm": "StableLmForCausalLM",
@@ -83,7 +91,8 @@ OF_IMAGES: Final = "clip"
 """The architecture of a file with an image encoder only."""
 
 BIASED: Final = frozenset(
-    {"arcee", "chatglm", "glm4", "glm4moe", "granite", "granitemoe", "internlm2", "llama", "seed_oss", "smollm3"}
+    {"arcee", "chatglm", "glm4", "glm4moe", "granite", "granitemoe", "internlm2", "llama", "nemotron", "seed_oss"}
+    | {"smollm3"}
 )
 """Architectures whose models may have biases, by their tensors."""
 
@@ -91,7 +100,12 @@ LAYER_NORMS: Final = MappingProxyType(
     {
         **dict.fromkeys(("bert", "cohere2", "command-r", "gptneox", "nomic-bert"), "layer_norm_eps"),
         **dict.fromkeys(("phi2", "stablelm"), "layer_norm_eps"),
-        **{"falcon": "layer_norm_epsilon", "modern-bert": "norm_eps", "starcoder2": "norm_epsilon"},
+        **{
+            "falcon": "layer_norm_epsilon",
+            "modern-bert": "norm_eps",
+            "starcoder2": "norm_epsilon",
+            "nemotron": "norm_eps",
+        },
         **dict.fromkeys(("nemotron_h", "nemotron_h_moe"), "layer_norm_epsilon"),  # of RMS norms
     }
 )

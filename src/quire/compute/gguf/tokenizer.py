@@ -52,6 +52,7 @@ SIGNS_IN_LINE: Final = OTHERS.replace(r"[\r\n]*", "", 1)
 UPPER: Final = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
 LOWER: Final = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 SLASHES: Final = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+CAPITALS: Final = rf"{UPPER}*{LOWER}+{CONTRACTIONS}?|{UPPER}+{LOWER}*{CONTRACTIONS}?"
 IDEOGRAPHS: Final = r"[\x{800}-\x{9FA5}\x{AC00}-\x{D7FF}]+"
 YOUNG: Final = (
     r"\x{560}-\x{588}\x{10C7}-\x{10FF}\x{1C80}-\x{1C8F}\x{2D00}-\x{2D2D}\x{A790}-\x{A7FF}\x{AB30}-\x{AB68}"
@@ -65,6 +66,27 @@ SIGNS: Final = r"[!-/:-~\x{FF01}-\x{FF0F}\x{FF1A}-\x{FF5E}\x{2018}-\x{201F}\x{30
 
 WORDS: Final = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 """GPT-2's pattern, for use before another step."""
+
+THREE_DIGITS: Final = (r"\p{N}+", r"^\p{N}{1,2}(?=(?:\p{N}{3})+$)", r"\p{N}{1,3}")
+"""Groups of three digits, counted from the last one: runs, then what is before their first whole group, then groups."""
+
+ASIAN: Final = (
+    r"[\x{4E00}-\x{9FFF}\x{3400}-\x{4DBF}\x{F900}-\x{FAFF}\x{3040}-\x{309F}\x{30A0}-\x{30FF}\x{FF65}-\x{FF9F}"
+    r"\x{2F00}-\x{2FDF}\x{E00}-\x{E7F}\x{E80}-\x{EFF}\x{1780}-\x{17FF}\x{1000}-\x{109F}\x{AA60}-\x{AA7F}"
+    r"\x{A9E0}-\x{A9FF}\x{AC00}-\x{D7AF}\x{1100}-\x{11FF}]+"
+)
+"""Scripts whose runs are words in AFMoE: Chinese, Japanese, Thai, Lao, Khmer, Burmese and Korean."""
+
+YOUTU_SCRIPTS: Final = (
+    r"[\x{AC00}-\x{D7A3}\x{3131}-\x{318E}]+|[\x{FF01}\x{2026}\x{201C}\x{201D}\x{2018}\x{2019}\x{2014}\x{FF1A}"
+    r"\x{FF1B}\x{FF0C}\x{3001}-\x{303F}\x{FE30}-\x{FE4F}]+|[\x{3105}-\x{312F}]+|[\x{4E00}-\x{9FA5}\x{3040}-\x{309F}"
+    r"\x{30A0}-\x{30FF}]+"
+)
+PHRASES: Final = (
+    rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|\p{{N}}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
+)
+"""Words of several letters with a space between them are one: K-EXAONE."""
 
 DEEPSEEK3: Final = (
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
@@ -106,19 +128,20 @@ SPLITTERS: Final = MappingProxyType(
         "olmo": GPT2,
         **dict.fromkeys(("command-r", "minerva-7b", "refact", "smollm", "starcoder"), DIGITS),  # Granite has refact
         **dict.fromkeys(
-            ("llama-bpe", "llama3", "llama-v3", "falcon3", "lfm2", "pixtral"),
+            ("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "lfm2", "pixtral"),
             Splitter((LLAMA3,), whole_words=True, begins=True),
         ),
         **dict.fromkeys(("glm4", "chatglm-bpe"), Splitter((LLAMA3,), whole_words=True)),
         **dict.fromkeys(("dbrx", "smaug-bpe"), Splitter((LLAMA3,))),  # Phi-4 has the first
-        **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "hunyuan", "megrez"), QWEN2),
+        **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "hunyuan", "megrez", "solar-open"), QWEN2),
         "qwen35": Splitter((MARKED,), composes=True),
         "stablelm2": Splitter((SINGLE_DIGITS,)),
         "seed-coder": Splitter((SINGLE_DIGITS.replace(OTHERS, SIGNS_IN_LINE),)),  # Seed-OSS
         "tekken": Splitter((rf"{UPPER}*{LOWER}+|{UPPER}+{LOWER}*|\p{{N}}|{SLASHES}",), whole_words=True, begins=True),
-        "gpt-4o": Splitter(  # Phi-4-mini
-            (rf"{UPPER}*{LOWER}+{CONTRACTIONS}?|{UPPER}+{LOWER}*{CONTRACTIONS}?|\p{{N}}{{1,3}}|{SLASHES}",)
-        ),
+        **dict.fromkeys(("gpt-4o", "minimax-m2"), Splitter((rf"{CAPITALS}|\p{{N}}{{1,3}}|{SLASHES}",))),  # Phi-4-mini
+        "youtu": Splitter((YOUTU_SCRIPTS, rf"{CAPITALS}|\p{{N}}|{SLASHES}"), whole_words=True),
+        "afmoe": Splitter((*THREE_DIGITS, ASIAN, DEEPSEEK3)),
+        "exaone-moe": Splitter((PHRASES,)),
         "deepseek-llm": Splitter(
             (r"[\r\n]", rf"\s?{CASED}", rf"\s?{SIGNS}", SPACE_AT_END, IDEOGRAPHS, r"\p{N}+"),
         ),

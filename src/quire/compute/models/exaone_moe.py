@@ -14,7 +14,7 @@ from quire.compute.models.base import DecoderSpec
 from quire.compute.models.common import LAYER, llama_like, with_head_norms, with_stems
 from quire.compute.models.config_file import ConfigFile
 from quire.compute.models.deepseek import STEMS as EXPERT_STEMS
-from quire.compute.models.deepseek import sparse_after, v3_experts
+from quire.compute.models.deepseek import sparse_after, v3_experts, without_further_layers
 from quire.compute.models.glm4_moe_lite import with_listed_experts
 from quire.compute.models.parts import Part
 
@@ -37,4 +37,5 @@ def decoder_spec(config: ConfigFile, max_length: int | None = None) -> DecoderSp
     config = ConfigFile(config.where, {**config.fields, **usual})
     spec = with_head_norms(with_stems(llama_like(config, max_length, layers), STEMS))
     layers = with_listed_experts(config, sparse_after(config, spec.layers))
-    return replace(spec, layers=layers, experts=v3_experts(config), ignored_prefixes=("mtp.",))
+    spec = replace(spec, layers=layers, experts=v3_experts(config), ignored_prefixes=("mtp.",))
+    return without_further_layers(config, spec)
