@@ -146,6 +146,12 @@ void set_bias(Decoder& decoder, const std::string& part, int layer, int expert, 
     matrix_named(decoder.weights, part, layer, expert).set_bias(bias.data(), static_cast<int>(bias.shape(0)));
 }
 
+void set_bounds(Decoder& decoder, const std::string& part, int layer, const Array<const float, 1>& bounds) {
+    if (bounds.shape(0) != 4) throw std::invalid_argument("a matrix has four bounds");
+    const float* each = bounds.data();
+    matrix_named(decoder.weights, part, layer, -1).set_bounds({each[0], each[1], each[2], each[3]});
+}
+
 void set_norm(Decoder& decoder, const std::string& part, int layer, const Array<const float, 1>& weight) {
     norm_named(decoder.weights, part, layer).weight = vector_of(weight);
 }
@@ -480,6 +486,8 @@ void bind_decoder(nb::module_& module) {
             "Pack the rows of a matrix, [out, in]; layer and expert are -1 where they do not apply. Rows of bytes hold "
             "the blocks of a type of GGUF; codes of int8_groups or int4 are made of floats.")
         .def("set_bias", &set_bias, nb::arg("part"), nb::arg("layer"), nb::arg("expert"), nb::arg("bias"))
+        .def("set_bounds", &set_bounds, nb::arg("part"), nb::arg("layer"), nb::arg("bounds"),
+             "Set the least and the highest input, then output, of a matrix of a bounded decoder.")
         .def("set_vector", &set_vector, nb::arg("part"), nb::arg("layer"), nb::arg("numbers"),
              "Set a weight that is one vector; layer is -1 for one of the model.")
         .def("set_norm", &set_norm, nb::arg("part"), nb::arg("layer"), nb::arg("weight"))

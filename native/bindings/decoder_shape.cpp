@@ -113,8 +113,11 @@ DecoderShape shape_of(const nb::dict& fields) {
         shape.layer_inputs = {.size = field<int>(inputs, "size"),
                               .embedding_scale = field<float>(inputs, "embedding_scale"),
                               .input_scale = field<float>(inputs, "input_scale"),
-                              .scale = field<float>(inputs, "scale")};
+                              .scale = field<float>(inputs, "scale"),
+                              .given_token = field<int>(inputs, "given_token")};
     }
+    shape.ahead_in_windows = field<bool>(fields, "ahead_in_windows");
+    shape.bounded = field<bool>(fields, "bounded");
     shape.gated_attention = field<bool>(fields, "gated_attention");
     shape.bidirectional = field<bool>(fields, "bidirectional");
     shape.biased_length = field<int>(fields, "biased_length");

@@ -37,7 +37,8 @@ struct ActivationSizes {
           ranks(round_up(shape.num_experts + shape.num_expert_groups, kPanelWidth)),
           logits(round_up(shape.vocab_size, kPanelWidth)),
           low(round_up(shape.adapter_rank, kPanelWidth)),
-          per_token(std::max(1, shape.experts_per_token)) {
+          per_token(std::max(1, shape.experts_per_token)),
+          bounded(shape.bounded) {
         for (const RopeShape& rope : shape.ropes) angles += rope.rotary_dim;
         if (shape.gated_attention || shape.delta.num_heads > 0) gate = query;
         if (shape.delta.num_heads > 0) {
@@ -69,9 +70,10 @@ struct ActivationSizes {
         const std::size_t of_heads = place == 0 ? num_heads * RoundedRows::bytes(low, static_cast<int>(tokens)) : 0;
         return std::max(of_heads, RoundedRows::bytes(low, static_cast<int>(tokens * per_token)));
     }
-    std::size_t gate_floats(std::size_t tokens) const { return low > 0 ? tokens * per_token * inner : 0; }
+    std::size_t gate_floats(std::size_t tokens) const { return low > 0 || bounded ? tokens * per_token * inner : 0; }
 
     int hidden, query, key, inner, layer_inputs, experts, ranks, logits, low, per_token;
+    bool bounded;
     int angles = 0;
     int gate = 0, delta_inputs = 0, delta_filtered = 0;
     int num_heads = 0, heads = 0, head_inputs = 0, query_down = 0;  // with latents
@@ -99,7 +101,7 @@ struct Decoder::Activations {
     Buffer<float> scratch;                       // per member: scratch_of
     Buffer<std::byte> rounded;                   // the rows of a product
     LowRankMemory low;
-    Buffer<float> ups;                          // for rows with adapters, like `inner`
+    Buffer<float> ups;                          // for rows with adapters and bounded matrices, like `inner`
     Buffer<float> router;                       // [num_tokens, experts]
     Buffer<float> ranks;                        // [num_tokens, ranks]: of experts, then of groups
     Buffer<float> expert_input, expert_output;  // [num_tokens * experts_per_token, hidden], sorted by expert

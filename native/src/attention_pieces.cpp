@@ -13,18 +13,18 @@ void AttentionPieces::reserve(int num_tokens, int num_kv_heads) {
 void AttentionPieces::plan(const StepView& step, const DecoderShape& shape, const LayerShape& layer, int block_size,
                            int num_threads) {
     const int num_kv_heads = shape.kv_heads_of(layer), group = shape.num_heads / num_kv_heads;
+    const std::int64_t* ends_seen = shape.ahead_in_windows && layer.window == 0 ? nullptr : step.ends_seen;
     runs_.clear();
     whole_.clear();
     for (int sequence = 0; sequence < step.num_sequences; ++sequence) {
         const int end = static_cast<int>(step.query_starts[sequence + 1]);
         const std::int64_t end_of_text = shape.bidirectional ? step.positions[end - 1] + 1 : 0;
         for (int token = static_cast<int>(step.query_starts[sequence]), next; token < end; token = next) {
-            const std::int64_t end_seen = step.ends_seen == nullptr ? end_of_text : step.ends_seen[token];
+            const std::int64_t end_seen = ends_seen == nullptr ? end_of_text : ends_seen[token];
             next = std::min(token + kAttentionTokens, end);
-            if (step.ends_seen != nullptr) {
+            if (ends_seen != nullptr) {
                 const auto differs = [end_seen](std::int64_t other) { return other != end_seen; };
-                next = static_cast<int>(std::find_if(step.ends_seen + token, step.ends_seen + next, differs) -
-                                        step.ends_seen);
+                next = static_cast<int>(std::find_if(ends_seen + token, ends_seen + next, differs) - ends_seen);
             }
             runs_.push_back({sequence, token, next - token, step.positions[token], end_seen});
         }

@@ -109,7 +109,8 @@ class Decoder::Step : private Products {
     void compute_layer_inputs() {
         linear(weights_.layer_inputs, hidden_, layer_inputs_, view_.num_tokens, false);
         for_rows(view_.num_tokens, [&](int row) {
-            compute_inputs(shape_, kernels_, weights_, view_.token_ids[row], layer_inputs_.row(row), scratch());
+            const auto token = view_.is_given(row) ? shape_.layer_inputs.given_token : view_.token_ids[row];
+            compute_inputs(shape_, kernels_, weights_, token, layer_inputs_.row(row), scratch());
         });
     }
 
@@ -153,7 +154,11 @@ class Decoder::Step : private Products {
             prepare_latents(layer, weights);
         } else {
             const LinearInput input = normed(weights.attention_norm, weights.query, weights.key, weights.value);
-            if (!layer.has_keys) {
+            if (shape_.bounded) {
+                bounded_linear(weights.query, input.rows, update_, query_);
+                bounded_linear(weights.key, input.rows, update_, key_);
+                bounded_linear(weights.value, input.rows, update_, value_);
+            } else if (!layer.has_keys) {
                 project<1>({&weights.query}, {query_}, input, {Adapted::kQuery});
             } else if (layer.keys_are_values) {
                 project<2>({&weights.query, &weights.key}, {query_, key_}, input, {Adapted::kQuery, Adapted::kKey});
@@ -288,6 +293,7 @@ class Decoder::Step : private Products {
         task.group = shape_.num_heads / shape_.kv_heads_of(layer);
         task.scale = shape_.attention_scale;
         task.window = layer.window;
+        task.window_ahead = shape_.bidirectional ? layer.window : 0;
         task.soft_cap = shape_.score_soft_cap;
         task.sinks = weights.sinks.empty() ? nullptr : weights.sinks.data();
         if (!weights_.distance_bias.empty()) {

@@ -110,8 +110,8 @@ void Decoder::reserve(int num_tokens, int num_logits) {
                 a.low.numbers[place].allocate(sizes.low_floats(place, tokens));
                 a.low.rounded[place].allocate(sizes.low_rounded_bytes(place, tokens));
             }
-            a.ups.allocate(sizes.gate_floats(tokens));
         }
+        if (sizes.gate_floats(tokens) > 0) a.ups.allocate(sizes.gate_floats(tokens));
         if (sizes.heads > 0) a.heads.allocate(tokens * sizes.heads);
         if (sizes.query_down > 0) a.query_down.allocate(tokens * sizes.query_down);
         if (sizes.gate > 0) a.gate.allocate(tokens * sizes.gate);

@@ -1,6 +1,7 @@
 // The rows of a step, and the products that the team computes with them.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <optional>
 
@@ -89,6 +90,32 @@ class Decoder::Products {
         });
     }
 
+    // The product of all rows with a matrix that has bounds. `clipped` has room for its inputs, and may be the rows.
+    void bounded_linear(const PackedMatrix& packed, const Rows& rows, const Rows& clipped, const Rows& output) {
+        const MatrixView matrix = packed.view();
+        const Bounds bounds = *packed.bounds();
+        const LinearInput input = rounded(clipped, view_.num_tokens);
+        const RowForms forms = forms_for(packed);
+        for_rows(view_.num_tokens, [&](int row) {
+            const float* from = rows.row(row);
+            float* to = clipped.row(row);
+            for (int i = 0; i < matrix.num_inputs; ++i)
+                to[i] = std::clamp(from[i], bounds.input_low, bounds.input_high);
+            kernels_.round_row(input, forms, matrix.num_inputs, row);
+        });
+        const LinearPieces pieces = pieces_for(matrix, view_.num_tokens);
+        member_.for_pieces(pieces.count(), [&](int piece) {
+            const LinearTile tile = pieces.tile(piece);
+            kernels_.linear(matrix, input, output, tile, false);
+            const int first = tile.first_panel * kPanelWidth;
+            const int end = std::min(first + tile.num_panels * kPanelWidth, matrix.num_outputs);
+            for (int row = tile.first_row; row < tile.first_row + tile.num_rows; ++row) {
+                float* to = output.row(row);
+                for (int i = first; i < end; ++i) to[i] = std::clamp(to[i], bounds.output_low, bounds.output_high);
+            }
+        });
+    }
+
     // Writes the norms of the rows of `input` to `output`.
     void normalize(const NormWeights& norm, const Rows& input, const Rows& output, int num_rows) {
         const NormView view = view_of(shape_.norm, norm);
@@ -113,7 +140,10 @@ class Decoder::Products {
     // hidden += scale * after(matrix * input), then hidden = joined(hidden); the model may lack either norm.
     void join(Adapted which, const PackedMatrix& matrix, const Rows& input, const NormWeights& after,
               const NormWeights& joined) {
-        if (after.weight.empty() && shape_.residual_scale == 1.0F) {
+        if (matrix.bounds()) {
+            bounded_linear(matrix, input, input, update_);
+            join_update(after);
+        } else if (after.weight.empty() && shape_.residual_scale == 1.0F) {
             adapted_linear(which, matrix, input, hidden_, true);
         } else {
             adapted_linear(which, matrix, input, update_, false);
@@ -193,6 +223,13 @@ class Decoder::Products {
 
     // The hidden numbers of a layer's MLP for all rows; in a layer with experts, of the shared MLP.
     void expand_all(const LayerWeights& weights, const LinearInput& input) {
+        if (shape_.bounded) {
+            bounded_linear(weights.up, input.rows, update_, ups_);
+            bounded_linear(weights.gate, input.rows, update_, inner_);
+            const int size = round_up(weights.up.view().num_outputs, kPanelWidth);
+            return for_rows(view_.num_tokens,
+                            [&](int row) { kernels_.gate(inner_.row(row), ups_.row(row), size, shape_.activation); });
+        }
         reduce<2>(low_rank_, {Adapted::kGate, Adapted::kUp}, input);
         const MatrixView up = weights.up.view(), gate = weights.gate.view();
         const LinearPieces pieces = pieces_for(up, view_.num_tokens);

@@ -26,6 +26,7 @@ from support.vision_models import rows_of as encoder_rows
 
 SINGLES = [
     "gemma3",
+    "gemma4",
     "mistral3",
     "qwen2-5-vl",
     "qwen3-vl",

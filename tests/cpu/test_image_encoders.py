@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -119,7 +120,7 @@ def test_the_memory_of_an_encoder_is_expected(name: str, dtype: str, tmp_path: P
     assert isinstance(products, NativeProducts)
     weights = encoder._weights
     around = [each for part in weights.norms.values() for each in (part.weight, part.bias) if each is not None]
-    around += [each for each in (weights.positions, weights.first) if each is not None]
+    around += [each for each in (weights.positions, weights.first, *weights.vectors.values()) if each is not None]
     held = tower.decoder.weight_bytes + products.num_bytes + sum(4 * each.size for each in around)
     expected = with_images.weight_bytes - without.weight_bytes
     assert expected <= held <= 1.2 * expected  # panels are padded
@@ -133,7 +134,10 @@ def test_a_checkpoint_of_another_encoder_is_refused(name: str, tmp_path: Path) -
     whole = {key: checkpoint.tensor(key).copy() for key in checkpoint.entries}
     prefix, matrix = vision.prefixes[0], vision.patches.matrix.weight
     layer = next(
-        key for key in whole if key.startswith(prefix) and any(end in key for end in ("fc1.weight", "up_proj"))
+        key
+        for key in whole
+        if key.startswith(prefix) and any(each in key for each in ("fc1.weight", "up_proj"))
+        if whole[key].ndim
     )
     for changed, problem in (
         ({key: each for key, each in whole.items() if key != matrix}, "missing"),
@@ -147,6 +151,18 @@ def test_a_checkpoint_of_another_encoder_is_refused(name: str, tmp_path: Path) -
             with pytest.raises(CheckpointError, match=f"{problem}.*; with --mmproj none, the model reads texts only"):
                 load(broken)
         assert reference_of_text(tmp_path).image_encoder is None
+
+
+@pytest.mark.parametrize("number", [3.0, math.nan])
+def test_bounds_out_of_order_are_refused(number: float, tmp_path: Path) -> None:
+    checkpoint = Checkpoint.open(write_vision_model(tmp_path, SETTINGS["gemma4"]))
+    whole = {key: checkpoint.tensor(key).copy() for key in checkpoint.entries}
+    name = "model.vision_tower.encoder.layers.1.mlp.up_proj.output_min"
+    write_model_weights(tmp_path, {**whole, name: np.float32(number)})
+    broken = read_model(ModelFolder(tmp_path))
+    for load in (reference, native):
+        with pytest.raises(CheckpointError, match=r"up_proj\.output_min.*allowed: the least and the highest input"):
+            load(broken)
 
 
 def test_an_image_of_another_size_is_a_mistake(tmp_path: Path) -> None:

@@ -134,6 +134,7 @@ GEMMA3_4B: dict[str, Any] = {
         **{"num_attention_heads": 16, "num_hidden_layers": 27, "patch_size": 14, "vision_use_head": False},
     },
 }
+GEMMA4 = SETTINGS["gemma4"]
 QWEN2_VL_2B: dict[str, Any] = {
     "architectures": ["Qwen2VLForConditionalGeneration"],
     **{"image_token_id": 151655, "hidden_act": "silu", "hidden_size": 1536, "intermediate_size": 8960},
@@ -330,6 +331,11 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "an average of no whole squares": (GEMMA3_4B, {"mm_tokens_per_image": 225}, "mm_tokens_per_image is 225"),
     "an average of another number": (GEMMA3_4B, {"mm_tokens_per_image": 200}, "mm_tokens_per_image is 200"),
     "a tower that is no SigLIP": (GEMMA3_4B, {"vision_config__model_type": "clip"}, "model_type is 'clip'"),
+    "a tower of the 12B": (GEMMA4, {"vision_config__model_type": "gemma4_unified_vision"}, "model_type is 'gemma4_uni"),
+    "few positions": (GEMMA4, {"vision_config__position_embedding_size": 839}, "position_embedding_size is 839"),
+    "halves of odd pairs": (GEMMA4, {"vision_config__head_dim": 18}, "head_dim is 18"),
+    "another rotation": (GEMMA4, {"vision_config__rope_parameters": {"rope_type": "yarn"}}, "rope_type is 'yarn'"),
+    "biases": (GEMMA4, {"vision_config__attention_bias": True}, "attention_bias is True"),
     "a tower that is no Pixtral": (MISTRAL_SMALL_24B, {"vision_config__model_type": "clip"}, "model_type is 'clip'"),
     "wider heads": (MISTRAL_SMALL_24B, {"vision_config__head_dim": 128}, "head_dim is 128"),
     "an image of no patch": (MISTRAL_SMALL_24B, {"vision_config__image_size": 27}, "image_size is 27"),
@@ -379,6 +385,15 @@ def test_other_settings_are_refused(name: str, tmp_path: Path) -> None:
 def test_other_settings_of_pixels_are_refused(pixels: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"preprocessor_config\.json.*"):
         read(tmp_path, SMOLVLM_256M, pixels)
+
+
+def test_gemma_4_normalises_pixels_itself(tmp_path: Path) -> None:
+    same = {"do_normalize": True, "image_mean": [0.0] * 3, "image_std": [1.0] * 3}
+    for pixels in (PIXELS, same):
+        levels = normalised_levels(vision_of(read(tmp_path, GEMMA4, pixels)))
+        assert levels[0].tolist() == [-1.0] * 3 and levels[255].tolist() == [1.0] * 3
+    with pytest.raises(CheckpointError, match=r"preprocessor_config\.json: image_std .*the model itself normalises"):
+        read(tmp_path, GEMMA4, same | {"image_std": [0.5] * 3})
 
 
 @pytest.mark.parametrize("name", SETTINGS)

@@ -19,6 +19,7 @@ from support.gguf_models import GgufWriting
 from support.tiny_checkpoint import write_model_weights
 
 TEXT_NAMES = {
+    "Gemma4": ("model.language_model.", "model."),
     "Idefics3": ("model.text_model.", "model."),
     "Lfm2Vl": ("model.language_model.", "model."),
     "Qwen2VL": ("", ""),
@@ -29,6 +30,7 @@ TEXT_NAMES = {
 }
 FAMILIES = {
     "gemma3_text": "Gemma3ForCausalLM",
+    "gemma4_text": "Gemma4ForCausalLM",
     "lfm2": "Lfm2ForCausalLM",
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
@@ -44,6 +46,7 @@ ARCHITECTURES = {
 }
 KINDS = {
     "Gemma3": "gemma3",
+    "Gemma4": "gemma4v",
     "Idefics3": "idefics3",
     "Lfm2Vl": "lfm2",
     "Llava": "mlp",
@@ -59,12 +62,13 @@ OF_CLIP = ("pixtral", "qwen2.5vl_merger", "qwen2vl_merger")
 
 TOKENS = {
     "Gemma3": "<image_soft_token>",
+    "Gemma4": "<|image|>",
     **dict.fromkeys(("Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3_5"), "<|image_pad|>"),
 }
 NAMES = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, 8)
 OF_IMAGES = (
     *("model.vision_model.", "model.connector.", "vision_tower.", "multi_modal_projector."),
-    *("model.vision_tower.", "model.multi_modal_projector.", "visual.", "model.visual."),
+    *("model.vision_tower.", "model.multi_modal_projector.", "model.embed_vision.", "visual.", "model.visual."),
 )
 Numbers = NDArray[np.float32]
 
@@ -90,6 +94,10 @@ def _text(
     base = 1e6 if family == "Gemma3" else 1e4
     settings = {"rope_parameters": {"rope_type": "default", "rope_theta": base}, **config["text_config"]}
     settings |= {"architectures": [FAMILIES[settings["model_type"]]]}
+    if family == "Gemma4":
+        full = [layer for layer, kind in enumerate(settings["layer_types"]) if kind == "full_attention"]
+        settings |= {"per_layer_config": {str(layer): {"head_dim": settings["global_head_dim"]} for layer in full}}
+        settings |= {"num_kv_shared_layers": settings.get("num_kv_shared_layers", 0)}
     (text / "config.json").write_text(json.dumps(settings))
     write_model_weights(
         text, {n.replace(theirs, ours, 1) if n.startswith(theirs) else n: each for n, each in own.items()}
@@ -195,6 +203,11 @@ def write_single(folder: Path, target: Path, kind: str = "F32", **changes: Any) 
         settings |= {"vision.spatial_merge_size": vision["spatial_merge_size"]}
         settings |= {"vision.attention.layer_norm_epsilon": 1e-6}
         settings |= {"mrope_sections": writer.kv_data[0].pop("qwen3vl.rope.dimension_sections").value[:3]}
+    if name == "gemma4":
+        settings |= {"vision.feed_forward_length": vision["intermediate_size"]}
+        settings |= {"vision.attention.layer_norm_epsilon": 1e-6, "vision.projector.scale_factor": 3}
+        bounds = [float(number) for stored, number in tensors.items() if not number.shape]
+        writer.add_tensor("v.clamp_data", np.array([0.0, *bounds], np.float32))
     if name == "gemma3":
         settings |= {"mm.tokens_per_image": config["mm_tokens_per_image"]}
         settings |= {"vision.attention.layer_norm_epsilon": vision.get("layer_norm_eps", 1e-6)}
@@ -232,6 +245,9 @@ def _rename_in_ollama(settings: dict[str, gguf.GGUFValue], name: str) -> str:
 
 def _of_ollama(name: str, numbers: Numbers) -> Iterator[tuple[str, Numbers]]:
     """Yield a tensor of an image encoder as Ollama's converter writes it."""
+    if name.startswith(("model.vision_tower.encoder", "model.vision_tower.p", "model.vision_tower.s", "model.embed_v")):
+        yield _of_gemma4(name, numbers)
+        return
     if name == "model.visual.patch_embed.proj.weight":
         yield "v.patch_embed.weight", numbers.reshape(-1, *numbers.shape[2:])
         return
@@ -297,6 +313,9 @@ def _stored(tensors: dict[str, Numbers], settings: dict[str, Any], kind: str) ->
         if kind.startswith("qwen"):
             yield from _of_qwen(name.removeprefix("model."), numbers, settings)
             continue
+        if kind == "gemma4v":
+            yield _of_gemma4(name, numbers)
+            continue
         stored = NAMES.get_name(known, try_suffixes=(".weight", ".bias"))
         assert stored is not None, name
         if kind == "mlp":
@@ -309,6 +328,25 @@ def _stored(tensors: dict[str, Numbers], settings: dict[str, Any], kind: str) ->
         yield stored, _rearranged(numbers, stored, settings, kind)
     if kind == "pixtral":
         yield "v.token_embd.img_break", np.zeros(settings["projection_dim"], np.float32)
+    if kind == "gemma4v":  # the encoder of sound is in the same file
+        yield from ((name, np.ones((4, 4), np.float32)) for name in ("a.blk.0.attn_q.weight", "mm.a.input.weight"))
+
+
+def _of_gemma4(name: str, numbers: Numbers) -> tuple[str, Numbers]:
+    """Return a tensor of Gemma 4's image encoder: numbers become vectors, and a patch has one colour after another."""
+    known = name.replace("model.vision_tower.encoder.", "vision_model.model.").replace(".linear.weight", ".weight")
+    if name.endswith("position_embedding_table"):
+        known += ".weight"
+    if name == "model.embed_vision.embedding_projection.weight":
+        return "mm.input_projection.weight", numbers
+    stored = NAMES.get_name(
+        known, try_suffixes=(".weight", *(f".{side}_{end}" for side in ("input", "output") for end in ("min", "max")))
+    )
+    assert stored is not None, name
+    if stored == "v.patch_embd.weight":
+        side = math.isqrt(numbers.shape[1] // 3)
+        numbers = np.ascontiguousarray(numbers.reshape(-1, side, side, 3).transpose(0, 3, 1, 2))
+    return stored, numbers.reshape(numbers.shape or (1,))
 
 
 def _of_qwen(name: str, numbers: Numbers, settings: dict[str, Any]) -> Iterator[tuple[str, Numbers]]:
@@ -385,7 +423,7 @@ def _write_tokenizer(writing: GgufWriting, folder: Path) -> None:
         family = config["architectures"][0].removesuffix("ForConditionalGeneration")
         image = "[IMG]" if kind_of(config) == "pixtral" else TOKENS.get(family, "<image>")
         words = ["a", "b", "ab", *(f"<{number}>" for number in range(3, size))]
-        words[5] = image
+        words[5] = image  # the placeholder in SETTINGS
         writing.tokens(words, [1] * size)
         return
     known = json.loads(file.read_text())

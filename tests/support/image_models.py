@@ -42,6 +42,8 @@ PREPARED: Final[dict[str, tuple[str, dict[str, Any], dict[str, Any]]]] = {
         {"patch_size": 7, "spatial_merge_size": 2},
     ),
     "gemma3": ("Gemma 3", {"size": {"height": TILE, "width": TILE}}, {"image_seq_length": 4}),
+    "gemma4": ("Gemma 4", {}, {}),
+    "gemma4-31b": ("Gemma 4", {}, {}),
     "lfm2-vl": (
         "LFM2-VL",
         {
@@ -75,6 +77,7 @@ def write_image_model(folder: Path, name: str = "smolvlm", *, context: int = 512
     assert tokenizer.images is not None
     placeholder = tokenizer.id_of(tokenizer.images.placeholder)
     text = {**SETTINGS[name]["text_config"], "vocab_size": VOCAB_SIZE, "max_position_embeddings": context}
+    text |= {key: VOCAB_SIZE for key in ("vocab_size_per_layer_input",) if key in text}
     own = {key: placeholder for key in ("image_token_id", "image_token_index") if key in SETTINGS[name]}
     kept = (folder / "preprocessor_config.json").read_text()
     write_vision_model(folder, SETTINGS[name] | {"text_config": text} | own)

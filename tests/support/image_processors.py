@@ -40,6 +40,31 @@ class Qwen2VL:
         return {"input_ids": ids, "mm_token_type_ids": kinds, **self.images(images, return_tensors="pt")}
 
 
+class Gemma4(Qwen2VL):
+    """The processor of Gemma 4 without sound and videos, which transformers can make only with torchvision."""
+
+    def __call__(self, images: list[Image.Image], text: str, **options: Any) -> dict[str, Any]:
+        found, patch, tiles = self.images(images, do_rescale=False), self.images.patch_size, []
+        for patches, places, count in zip(*map(found.get, self.images.model_input_names), strict=True):
+            columns, rows = (int(each) + 1 for each in places.max(axis=0))
+            assert count * self.images.pooling_kernel_size**2 == rows * columns
+            cut = patches[: rows * columns].reshape(rows, columns, patch, patch, 3)
+            tiles.append(cut.transpose(4, 0, 2, 1, 3).reshape(3, rows * patch, columns * patch))
+            text = text.replace("<|image|>", f"<|image>{'<pad>' * count}<image|>", 1)
+        ids = self.tokenizer([text.replace("<pad>", "<|image|>")])["input_ids"]
+        return {"input_ids": ids, "pixel_values": tiles}
+
+    def inputs(self, images: list[Image.Image], text: str) -> dict[str, Any]:
+        """Return what the model takes."""
+        import torch
+
+        ids = torch.tensor(self(images, text)["input_ids"])
+        kinds = (ids == self.tokenizer.convert_tokens_to_ids("<|image|>")).int()
+        found = self.images(images, return_tensors="pt")
+        found.pop("num_soft_tokens_per_image")
+        return {"input_ids": ids, "mm_token_type_ids": kinds, **found}
+
+
 def processor(family: str, folder: Path) -> Any:
     """Return the processor of transformers that computes with Pillow."""
     import transformers
@@ -71,6 +96,10 @@ def processor(family: str, folder: Path) -> Any:
             setattr(tokenizer, f"{name}_token_id", tokenizer.convert_tokens_to_ids(text))
         images = Gemma3ImageProcessorPil.from_pretrained(folder)
         return transformers.Gemma3Processor(images, tokenizer, image_seq_length=settings["image_seq_length"])
+    if family == "Gemma 4":
+        from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
+
+        return Gemma4(Gemma4ImageProcessorPil.from_pretrained(folder), tokenizer)
     if family == "Qwen2-VL":
         from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 

@@ -44,6 +44,12 @@ GEMMA3: Final = (
     "{% endif %}{% endfor %}{% endif %}<end_of_turn>\n{% endfor %}"
     "{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
 )
+GEMMA4: Final = (
+    "{% for m in messages %}<|turn>{{ m.role }}\n{% if m.content is string %}{{ m.content | trim }}{% else %}"
+    "{% for item in m.content %}{% if item.type in ['image', 'image_url'] %}<|image|>{% else %}"
+    "{{ item.text | trim }}{% endif %}{% endfor %}{% endif %}<turn|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|turn>model\n{% endif %}"
+)
 QWEN2_VL: Final = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.content is string %}{{ m.content }}{% else %}"
     "{% for c in m.content %}{% if c.type == 'image' or 'image' in c or 'image_url' in c %}"
@@ -104,6 +110,16 @@ FOLDERS: Final[dict[str, dict[str, Any]]] = {
             "resample": 2,
         },
         "processor_config.json": {"image_seq_length": 20, "processor_class": "Gemma3Processor"},
+    },
+    "Gemma 4": {
+        "template": GEMMA4,
+        "control": ["<|turn>", "<turn|>", "<|image>", "<|image|>", "<image|>"],
+        "preprocessor_config.json": {
+            "image_processor_type": "Gemma4ImageProcessor",
+            **{"do_normalize": False, "image_mean": [0.0, 0.0, 0.0], "image_std": [1.0, 1.0, 1.0]},
+            **{"max_soft_tokens": 70, "patch_size": 4, "pooling_kernel_size": 3, "resample": 3},
+        },
+        "processor_config.json": {"processor_class": "Gemma4Processor"},
     },
     "LFM2-VL": {
         "template": SMOLVLM,

@@ -466,6 +466,7 @@ CAUSAL = {
     "Qwen3VLMoe": "Qwen3VLMoeForConditionalGeneration",
     "SmolVLM": "SmolVLMForConditionalGeneration",
 }
+BOUNDS = ("input_min", "input_max", "output_min", "output_max")
 CONFIGS = {
     "Gemma4": "Gemma4TextConfig",
     "Gemma4Eye": "Gemma4Config",
@@ -579,7 +580,7 @@ def logits_with_image(model: Any, tokens: Sequence[int], pixels: NDArray[np.floa
     """Return the logits of every position of a text with the placeholders of an image: `[num_tokens, vocab_size]`."""
     with torch.no_grad():
         inputs = _image_inputs(model, pixels)
-        kinds = {"Gemma3": "token_type_ids", "Qwen": "mm_token_type_ids"}
+        kinds = {"Gemma3": "token_type_ids", "Gemma4": "mm_token_type_ids", "Qwen": "mm_token_type_ids"}
         for field in (field for family, field in kinds.items() if _named(model, family)):
             inputs[field] = torch.tensor([[int(token == model.config.image_token_id) for token in tokens]])
         output = model(torch.tensor([list(tokens)]), use_cache=False, **inputs)
@@ -608,6 +609,12 @@ def _image_inputs(model: Any, pixels: NDArray[np.float32]) -> dict[str, Any]:
             "pixel_values": frames.repeat(1, 1, 1, vision.temporal_patch_size, 1, 1).flatten(2)[0],
             "image_grid_thw": grid,
         }
+    if _named(model, "Gemma4"):
+        vision = model.config.vision_config
+        patches = _cut(batch, vision.patch_size, 1).permute(0, 1, 3, 4, 2).flatten(2)
+        rows, columns = (each // vision.patch_size for each in pixels.shape[1:])
+        places = torch.cartesian_prod(torch.arange(rows), torch.arange(columns)).flip(1)
+        return {"pixel_values": (patches + 1) / 2, "image_position_ids": places[None]}
     inputs: dict[str, Any] = {"pixel_values": batch}
     if _named(model, "Mistral3"):
         inputs["image_sizes"] = torch.tensor([pixels.shape[1:]])
@@ -652,6 +659,10 @@ def model_of(family: str, settings: dict[str, Any]) -> Any:
     model = tiny_model(config.architectures[0], config)
     for tensor in model.parameters():
         tensor.copy_(tensor.bfloat16().float())
+    for number, (name, bound) in enumerate(each for each in model.named_buffers() if each[0].endswith(BOUNDS)):
+        bound.fill_((1 + number % 7 / 8) * (-1 if name.endswith("min") else 1))
+    for name, vector in ((name, each) for name, each in model.named_buffers() if "std_" in name):
+        vector.copy_((torch.randn(vector.shape) * 0.2 + float("scale" in name)).bfloat16().float())
     for number, scale in enumerate(each for name, each in model.named_buffers() if name.endswith("layer_scalar")):
         scale.fill_(0.5 + number / 8)
     for offset in (each for name, each in model.named_buffers() if name.endswith("expert_bias")):

@@ -37,6 +37,23 @@ QWEN3_EYE: dict[str, Any] = {
     **{"depth": 4, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "patch_size": 7, "out_hidden_size": 32},
     **{"spatial_merge_size": 2, "temporal_patch_size": 2, "num_position_embeddings": 9},
 }
+GEMMA4_TOKENS: dict[str, Any] = {
+    **{"image_token_id": 5, "video_token_id": 60, "audio_token_id": 61},
+    "audio_config": None,
+}
+GEMMA4_TEXT: dict[str, Any] = {
+    **{**TEXT, "model_type": "gemma4_text", "head_dim": 16, "global_head_dim": 32, "sliding_window": 6},
+    **{"vocab_size_per_layer_input": 64, "tie_word_embeddings": True, "final_logit_softcapping": 30.0},
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+        "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+    },
+}
+GEMMA4_EYE: dict[str, Any] = {
+    **{"model_type": "gemma4_vision", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2},
+    **{"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16, "patch_size": 4},
+    **{"pooling_kernel_size": 3, "position_embedding_size": 840},
+}
 SETTINGS: dict[str, dict[str, Any]] = {
     "idefics3": {
         **{"architectures": ["Idefics3ForConditionalGeneration"], "image_token_id": 5, "scale_factor": 2},
@@ -73,6 +90,22 @@ SETTINGS: dict[str, dict[str, Any]] = {
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
         },
         "vision_config": {**EYE, "model_type": "siglip_vision_model", "vision_use_head": False},
+    },
+    "gemma4": {
+        **{"architectures": ["Gemma4ForConditionalGeneration"], **GEMMA4_TOKENS},
+        "text_config": {
+            **{**GEMMA4_TEXT, "num_hidden_layers": 4, "num_kv_shared_layers": 1, "hidden_size_per_layer_input": 16},
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+        },
+        "vision_config": {**GEMMA4_EYE, "use_clipped_linears": True},
+    },
+    "gemma4-31b": {
+        **{"architectures": ["Gemma4ForConditionalGeneration"], **GEMMA4_TOKENS},
+        "text_config": {
+            **{**GEMMA4_TEXT, "num_hidden_layers": 2, "use_bidirectional_attention": "vision"},
+            **{"layer_types": ["sliding_attention", "full_attention"], "hidden_size_per_layer_input": 0},
+        },
+        "vision_config": {**GEMMA4_EYE, "num_key_value_heads": 1, "standardize": True},
     },
     "lfm2-vl": {
         **{"architectures": ["Lfm2VlForConditionalGeneration"], "image_token_id": 5, "projector_hidden_size": 40},
@@ -148,6 +181,8 @@ UP_TO_56 = [(56, 56), (28, 42), (14, 56), (42, 14)]
 ANY_SIZE = [(56, 56), (28, 42), (14, 140), (126, 98)]
 OF_ANY_SIZE = ("lfm2-vl", "qwen2-vl", "qwen2-5-vl", "qwen3-vl", "qwen3-vl-moe", "qwen3-5")
 SIZES = {name: ANY_SIZE if name in OF_ANY_SIZE else [(56, 56)] for name in SETTINGS}
+IN_CELLS = [(36, 36), (24, 48), (12, 144), (108, 24)]
+SIZES |= {"gemma4": IN_CELLS, "gemma4-31b": IN_CELLS}
 SIZES |= {"llava-pixtral": UP_TO_56, "mistral3": UP_TO_56}
 """Height and width of the images for each model."""
 
@@ -169,8 +204,11 @@ def write_vision_model(folder: Path, settings: Mapping[str, Any], *, dtype: str 
     tensors = {}
     for name, shape in sorted(shapes.items()):
         spread = 0.2 if len(shape) == 1 else 1.5 * float(np.prod(shape[1:])) ** -0.5
-        noise = draw.standard_normal(shape, np.float32) * np.float32(spread)
-        tensors[name] = noise + np.float32(len(shape) == 1 and name.endswith("weight"))
+        noise = np.asarray(draw.standard_normal(shape, np.float32) * np.float32(spread), np.float32)
+        if not shape:  # a bound
+            noise = np.asarray((1 + np.abs(noise)) * (-1 if name.endswith("min") else 1), np.float32)
+        stored = name.replace("layer_scalar.weight", "layer_scalar")
+        tensors[stored] = noise + np.float32(len(shape) == 1 and name.endswith(("weight", "std_scale")))
     write_model_weights(folder, tensors, dtype=dtype)
     return folder
 

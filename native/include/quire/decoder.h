@@ -22,6 +22,7 @@
 #include <cmath>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "quire/blocks.h"
@@ -64,6 +65,7 @@ struct LayerInputsShape {
     float embedding_scale = 1.0F;
     float input_scale = 1.0F;
     float scale = 1.0F;
+    int given_token = 0;  // whose inputs a row has that is given in place of a token
 };
 
 // Heads share one latent per token, of `rank` numbers and `rope_dim` that rotate; see LatentSpec in Python.
@@ -129,10 +131,12 @@ struct DecoderShape {
     DeltaShape delta;
     ConvolutionShape convolution;
     LayerInputsShape layer_inputs;
-    bool gated_attention = false;  // the output of attention is multiplied by the sigmoid of a gate
-    bool bidirectional = false;    // tokens attend to later ones too, all of which are in their step
-    int biased_length = 0;         // of the longest text, if scores have biases by distance; 0: none
-    bool value_norm = false;       // value heads are normalised as keys are, without weights
+    bool gated_attention = false;   // the output of attention is multiplied by the sigmoid of a gate
+    bool bidirectional = false;     // tokens attend to later ones too, all of which are in their step
+    bool ahead_in_windows = false;  // StepView::ends_seen is for layers with a window only
+    bool bounded = false;           // the matrices of layers have bounds; see PackedMatrix::set_bounds
+    int biased_length = 0;          // of the longest text, if scores have biases by distance; 0: none
+    bool value_norm = false;        // value heads are normalised as keys are, without weights
     float attention_scale = 1.0F;
     float score_soft_cap = 0.0F;
     float residual_scale = 1.0F;  // of a sublayer's output
@@ -173,6 +177,11 @@ struct DecoderShape {
     }
 };
 
+// The least and the highest numbers that the inputs of a matrix and its outputs are set to.
+struct Bounds {
+    float input_low, input_high, output_low, output_high;
+};
+
 // A matrix in panels, with its bias.
 class PackedMatrix {
   public:
@@ -180,6 +189,8 @@ class PackedMatrix {
     // Without a team, the calling thread packs alone. Throws std::bad_alloc.
     void pack(const Kernels& kernels, ThreadTeam* team, Arena& memory, const MatrixRows& rows, StoredType as);
     void set_bias(const float* bias, int count);
+    void set_bounds(const Bounds& bounds) { bounds_ = bounds; }
+    const std::optional<Bounds>& bounds() const { return bounds_; }
     bool empty() const { return shape_.panels == nullptr; }
     MatrixView view() const;
     std::size_t num_bytes() const { return panel_bytes_ + bias_.size() * sizeof(float); }
@@ -188,6 +199,7 @@ class PackedMatrix {
     MatrixView shape_;
     std::size_t panel_bytes_ = 0;
     Buffer<float> bias_;
+    std::optional<Bounds> bounds_;
 };
 
 struct NormWeights {

@@ -284,7 +284,8 @@ std::int64_t first_seen(const AttentionTask& task, std::int64_t position) {
 
 std::int64_t end_seen(const AttentionTask& task, std::int64_t position) {
     if (task.end == 0) return position + 1;
-    return task.window == 0 || task.end - position < task.window ? task.end : position + task.window;
+    const std::int64_t ahead = task.window_ahead;
+    return ahead == 0 || task.end - position < ahead ? task.end : position + ahead;
 }
 
 template <int kCount>

@@ -77,6 +77,11 @@ def _gemma3(text: Settings, tensors: Mapping[str, GgufTensor]) -> Object:
     return {text.key("vision.projector.scale_factor"): patches // side}
 
 
+def _gemma4(text: Settings, tensors: Mapping[str, GgufTensor]) -> Object:
+    """Return nothing: files have the settings and names of llama.cpp, and a second copy of all bounds."""
+    return {}
+
+
 def _mistral3(text: Settings, tensors: Mapping[str, GgufTensor]) -> Object:
     """Return what files of llama.cpp say of all models with this encoder."""
     return {
@@ -158,6 +163,7 @@ OWN_ENCODERS: Final[Mapping[str, OwnEncoder]] = MappingProxyType(
             ),
             _gemma3,
         ),
+        "gemma4": OwnEncoder(replace(KINDS["gemma4v"], unused=("v.clamp_data",)), _gemma4),
         "mistral3": OwnEncoder(
             replace(
                 PIXTRAL_KIND,

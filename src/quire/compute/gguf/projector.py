@@ -88,7 +88,7 @@ class Projector:
         entries = {self._outer(name): entry for name, entry in text.items()}
         pieces = dict[str, dict[int, GgufEntry]]()
         for stored, tensor in self.file.tensors.items():
-            if stored in self.kind.unused:
+            if stored in self.kind.unused or stored.startswith(self.kind.others):
                 continue
             name = self.kind.name_of(stored, self.file)
             part = stored.rpartition(".")[0]

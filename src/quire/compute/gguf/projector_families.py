@@ -132,6 +132,46 @@ def _gemma3_processor(file: EncoderFile) -> Object:
     }
 
 
+# --- Gemma 4 -----------------------------------------------------------------------------------
+
+
+def _gemma4(file: EncoderFile) -> Object:
+    """Return the settings of Gemma 4; files do not have the size of heads, nor of the table of positions."""
+    first, positions = f"{IN_LAYER}0.", file.tensors.get(POSITIONS)
+    size = file.rows(first + "attn_q_norm.weight")
+    if positions is None or len(positions.shape) != GEMMA4_POSITIONS:
+        raise CheckpointError(f"{file.settings.file.where}: tensor {POSITIONS}", "missing", "a table for each axis")
+    eye = {
+        **{"head_dim": size, "num_key_value_heads": file.rows(first + "attn_k.weight") // size},
+        **{"hidden_size": file.size("embedding_length"), "intermediate_size": file.size("feed_forward_length")},
+        **{"model_type": "gemma4_vision", "num_attention_heads": file.size("attention.head_count")},
+        **{"num_hidden_layers": file.size("block_count"), "patch_size": file.size("patch_size")},
+        **{"pooling_kernel_size": _gemma4_merge(file), "position_embedding_size": positions.shape[1]},
+        "rms_norm_eps": file.settings.number("attention.layer_norm_epsilon"),
+        "standardize": "v.std_scale" in file.tensors,
+        "use_clipped_linears": first + "attn_q.input_min" in file.tensors,
+    }
+    return {"image_token_id": file.token_id, "vision_config": eye}
+
+
+def _gemma4_merge(file: EncoderFile) -> int:
+    return file.settings.size("projector.scale_factor", 3, high=16)
+
+
+def _gemma4_processor(file: EncoderFile) -> Object:
+    return {
+        "image_processor_type": "Gemma4ImageProcessor",
+        "patch_size": file.size("patch_size"),
+        "pooling_kernel_size": _gemma4_merge(file),
+        "resample": BICUBIC,
+    }
+
+
+def _gemma4_text(text: Object, file: EncoderFile, header: Mapping[str, object]) -> Object:
+    """Return the settings of a text model: tokens of an image see one another in those without inputs of layers."""
+    return text | {"use_bidirectional_attention": None if text["hidden_size_per_layer_input"] else "vision"}
+
+
 # --- Mistral Small 3 and Pixtral ---------------------------------------------------------------
 
 
@@ -191,7 +231,7 @@ def _lfm2_processor(file: EncoderFile) -> Object:
     }
 
 
-def _lfm2_entry(file: EncoderFile, part: str, tensor: GgufTensor) -> GgufEntry:
+def _by_pixel(file: EncoderFile, part: str, tensor: GgufTensor) -> GgufEntry:
     """Return a tensor; a patch has the colours one after the other in the file, and pixels in the model."""
     if part != "v.patch_embd" or len(tensor.shape) != 4:
         return GgufEntry(tensor)
@@ -274,6 +314,10 @@ def _qwen_processor(least: int, most: int) -> Callable[[EncoderFile], Object]:
 IMAGE: Final = ("<image>",)
 SMOLVLM, LLAVA, PIXTRAL = "model.vision_model.", "vision_tower.vision_model.", "vision_tower."
 LFM2, PROJECTOR = "model.vision_tower.vision_model.", "multi_modal_projector."
+GEMMA4: Final = "model.vision_tower."
+GEMMA4_POSITIONS: Final = 3
+"""The dimensions of its table: column and row, places, numbers."""
+
 NEXT_TO_IMAGES: Final = ("", "language_model.")
 PIXTRAL_KIND: Final = Kind(
     family="Mistral3ForConditionalGeneration",
@@ -317,6 +361,38 @@ PLAIN_KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
             config=_gemma3,
             processor=_gemma3_processor,
         ),
+        "gemma4v": Kind(
+            family="Gemma4ForConditionalGeneration",
+            texts=MappingProxyType({"gemma4": "gemma4_text"}),
+            text_names=("model.", "model.language_model."),
+            layers=GEMMA4 + "encoder.layers.",
+            once={
+                **in_module(
+                    GEMMA4,
+                    {
+                        "v.patch_embd": "patch_embedder.input_proj",
+                        POSITIONS: "patch_embedder.position_embedding_table",
+                        **{f"v.{name}": name for name in ("std_bias", "std_scale")},
+                    },
+                ),
+                "mm.input_projection": "model.embed_vision.embedding_projection",
+            },
+            layer={
+                **{f"attn_{part}": f"self_attn.{part}_proj.linear" for part in "kqv"},
+                **{f"attn_{part}_norm": f"self_attn.{part}_norm" for part in "kq"},
+                **{f"ffn_{part}": f"mlp.{part}_proj.linear" for part in ("down", "gate", "up")},
+                **{"attn_out": "self_attn.o_proj.linear", "ln1": "input_layernorm", "ln2": "pre_feedforward_layernorm"},
+                **{"attn_post_norm": "post_attention_layernorm", "ffn_post_norm": "post_feedforward_layernorm"},
+            },
+            output=("mm.input_projection.weight", 0),
+            tokens=("<|image|>",),
+            config=_gemma4,
+            processor=_gemma4_processor,
+            entry=_by_pixel,
+            text=_gemma4_text,
+            others=("a.", "mm.a."),
+            wrapper=".linear",
+        ),
         "idefics3": Kind(
             family="Idefics3ForConditionalGeneration",
             texts=MappingProxyType({"llama": "llama"}),
@@ -344,7 +420,7 @@ PLAIN_KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
             tokens=IMAGE,
             config=_lfm2,
             processor=_lfm2_processor,
-            entry=_lfm2_entry,
+            entry=_by_pixel,
         ),
         "mlp": Kind(
             family="LlavaForConditionalGeneration",

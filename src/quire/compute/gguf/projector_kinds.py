@@ -110,7 +110,9 @@ class Kind:
     these. `tokens`: the first of them in the vocabulary stands for images. `config` and `processor` make settings from
     those of the file, `text` those of the text model from its settings alone and in its file, `entry` a tensor in the
     order of Hugging Face. `unused`: tensors of which the text model has a copy. `families`: other families by the
-    architecture of the text model. `pieces`: tensors that are a part of one: which, and of how many.
+    architecture of the text model. `pieces`: tensors that are a part of one: which, and of how many. `others`: the
+    beginnings of the names of tensors that are not for images. `wrapper`: the end of the names of matrices in layers
+    that the names of their bounds lack.
     """
 
     family: str
@@ -128,6 +130,8 @@ class Kind:
     unused: tuple[str, ...] = ()
     families: Mapping[str, str] = field(default_factory=dict)
     pieces: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    others: tuple[str, ...] = ()
+    wrapper: str = ""
 
     def name_of(self, stored: str, file: EncoderFile) -> str:
         """Return the name of a tensor in Hugging Face; unknown names stay."""
@@ -143,7 +147,8 @@ class Kind:
         layer, _, part = stem.removeprefix(IN_LAYER).partition(".")
         if not stem.startswith(IN_LAYER) or part not in self.layer:
             return stored
-        return f"{self.layers}{layer}.{self.layer[SWAPPED.get(part, part) if file.swaps else part]}.{end}"
+        name = self.layer[SWAPPED.get(part, part) if file.swaps else part]
+        return f"{self.layers}{layer}.{name if end == WEIGHT else name.removesuffix(self.wrapper)}.{end}"
 
     def stored(self, name: str, file: EncoderFile) -> str:
         """Return the file's name for a tensor; the same name if files have no other."""
@@ -152,12 +157,13 @@ class Kind:
         if whole is not None or theirs is not None:
             return whole or f"{theirs}.{end}"
         layer, _, part = stem.removeprefix(self.layers).partition(".")
-        theirs = key_of(self.layer, part)
+        theirs = key_of(self.layer, part if end == WEIGHT else part + self.wrapper)
         if not stem.startswith(self.layers) or theirs is None:
             return name
         return f"{IN_LAYER}{layer}.{SWAPPED.get(theirs, theirs) if file.swaps else theirs}.{end}"
 
 
+WEIGHT: Final = "weight"
 SWAPPED: Final = MappingProxyType({"ffn_down": "ffn_up", "ffn_up": "ffn_down"})
 
 

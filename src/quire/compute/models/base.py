@@ -210,6 +210,11 @@ class DecoderSpec:
         late = {name: replace(getattr(self, name), num_late=1 + num_tokens) for name in names}
         return replace(self, **late)
 
+    @property
+    def is_bounded(self) -> bool:
+        """Whether the matrices of layers have bounds."""
+        return any(source.bounds for source in self.sources.values())
+
     def with_layers(self, count: int) -> DecoderSpec:
         """Return the spec with its first layers only."""
         return replace(self, layers=self.layers[:count])
@@ -392,9 +397,18 @@ def _check_mixed(spec: DecoderSpec) -> None:
         raise CheckpointError("biases by distance", "in a decoder", "an encoder")
     if attention.value_norm and attention.qk_norm is None:
         raise CheckpointError("norms of values", "without norms of keys", "both, or only those of keys")
+    if spec.is_bounded and not all(_is_plain(spec, layer) for layer in spec.layers):
+        raise CheckpointError("matrices", "with bounds", "none next to experts, latents, gates or shared keys")
     if spec.layer_inputs is not None and (spec.layer_inputs.size % 16 or not spec.mlp.gated):
         wanted = "a multiple of 16, in a model with gated MLPs"  # engines read 16 numbers at once
         raise CheckpointError("size of layer inputs", spec.layer_inputs.size, wanted)
+
+
+def _is_plain(spec: DecoderSpec, layer: LayerSpec) -> bool:
+    """Return whether a layer has the seven matrices of Llama, one after the other."""
+    has_other = layer.sparse or layer.recurrent or layer.keys_are_values or layer.keys_of is not None
+    is_other = spec.parallel or spec.attention.gated or spec.attention.latent is not None or not spec.mlp.gated
+    return layer.attends and layer.transforms and not has_other and not is_other
 
 
 def _check_shared(spec: DecoderSpec, index: int, keys_of: int) -> None:

@@ -6,7 +6,9 @@ last `num_kv_shared_layers` layers attend to the keys and values of the last lay
 can be twice as wide. transformers saves the heads of single layers as `per_layer_config`. One size has experts next to
 the MLP of each layer; both have norms of their own.
 
-The models are published with models for images and sound. Their weights are ignored; only text is served.
+The models are published with encoders of images (vision/gemma4.py) and sound; the weights for sound are ignored.
+Tokens of an image attend to one another in the larger sizes, but only in layers with a window. In the smaller ones, the
+inputs of layers for an image's rows are those of the padding token.
 """
 
 from __future__ import annotations
@@ -106,7 +108,7 @@ def _text_spec(config: ConfigFile, max_length: int | None) -> DecoderSpec:
     spec = replace(
         spec,
         norm_after=True,
-        attention=replace(spec.attention, scale=1.0, value_norm=True),
+        attention=replace(spec.attention, scale=1.0, value_norm=True, ahead_in_windows=True),
         mlp=replace(spec.mlp, activation=activation(config, "hidden_activation", "gelu_pytorch_tanh")),
         embedding_scale=spec.hidden_size**0.5,
         logit_soft_cap=config.number("final_logit_softcapping") if config.is_set("final_logit_softcapping") else None,
@@ -201,7 +203,9 @@ def _with_layer_inputs(config: ConfigFile, spec: DecoderSpec) -> DecoderSpec:
         return spec
     if config.size("vocab_size_per_layer_input", spec.vocab_size) != spec.vocab_size:
         raise config.error("vocab_size_per_layer_input", f"vocab_size, which is {spec.vocab_size}")
-    inputs = LayerInputsSpec(size, embedding_scale=size**0.5, input_scale=spec.hidden_size**-0.5, scale=2**-0.5)
+    padding = config.size("pad_token_id", 0, low=0, high=spec.vocab_size - 1)
+    scales = {"embedding_scale": size**0.5, "input_scale": spec.hidden_size**-0.5, "scale": 2**-0.5}
+    inputs = LayerInputsSpec(size, **scales, given_token=padding)
     return with_stems(replace(spec, layer_inputs=inputs), INPUT_STEMS)
 
 

@@ -125,7 +125,11 @@ class WeightSource:
 
     `adjacent`: the dimensions of a head, and how many of them rotate, if the file has the two dimensions of each
     pair next to each other. Engines need the first dimensions of all pairs, then the second ones. The rotating
-    dimensions begin at `adjacent_from`.
+    dimensions begin at `adjacent_from`. `halves`: the dimensions of a head, if the pairs of each half of them are in
+    that half: engines need the first dimensions of all pairs here too.
+
+    `bounds`: the beginning of the names of four numbers, to which the inputs and outputs of the matrix are limited;
+    empty: none.
     """
 
     stem: str
@@ -135,6 +139,8 @@ class WeightSource:
     period: int = 0
     adjacent: tuple[int, int] | None = None
     adjacent_from: int = 0
+    halves: int = 0
+    bounds: str = ""
 
     def stem_of(self, layer: int = 0, expert: int = 0) -> str:
         """Return the name without `.weight` or `.bias`; `{head}` stays.
@@ -143,6 +149,11 @@ class WeightSource:
         'layers.3.experts.1.up'
         """
         return self.stem.format(layer=layer, expert=expert, head="{head}")
+
+    def bounds_of(self, layer: int = 0) -> list[str]:
+        """Return the names of the least and the highest input, then output; none without bounds."""
+        stem = self.bounds.format(layer=layer)
+        return [f"{stem}.{end}" for end in ("input_min", "input_max", "output_min", "output_max")] if stem else []
 
     def rows_of(self, count: int) -> slice | list[int]:
         """Return the tensor's rows that form a part of `count` rows, in the part's order.
@@ -153,11 +164,17 @@ class WeightSource:
         [2, 3, 7, 8]
         >>> WeightSource("query", adjacent=(5, 4)).rows_of(5)
         [0, 2, 1, 3, 4]
+        >>> WeightSource("query", halves=8).rows_of(8)
+        [0, 1, 4, 5, 2, 3, 6, 7]
         """
         first, run = self.first_row, self.run or count
-        if run == count and self.adjacent is None:
+        if run == count and self.adjacent is None and not self.halves:
             return slice(first, first + count)
         rows = [first + turn * self.period + place for turn in range(count // run) for place in range(run)]
+        if self.halves:
+            quarter, places = self.halves // 4, range(self.halves)
+            order = [place for parity in (0, 1) for place in places if place // quarter % 2 == parity]
+            return [rows[head + place] for head in range(0, count, self.halves) for place in order]
         if self.adjacent is None:
             return rows
         (head_dim, rotary_dim), start = self.adjacent, self.adjacent_from

@@ -109,8 +109,9 @@ class AttentionSpec:
     without a value. `latent`: heads share one latent of `head_dim` numbers; `bias` then applies to the matrices that
     compute the latents. `gated`: the output of attention is multiplied by the sigmoid of ATTENTION_GATE.
     `value_norm`: each value head is normalised like keys, without weights. `bidirectional`: a token attends to later
-    tokens as well, so a text is computed in one step; windows extend to both sides. `distance_bias`: each score has a
-    bias, before it is capped, by the distance of two tokens (distances.py).
+    tokens as well, so a text is computed in one step; windows extend to both sides. `ahead_in_windows`: tokens of an
+    image that see later ones (`StepInputs.ends_seen`) do so only in layers with a window. `distance_bias`: each score
+    has a bias, before it is capped, by the distance of two tokens (distances.py).
     """
 
     num_heads: int
@@ -128,6 +129,7 @@ class AttentionSpec:
     gated: bool = False
     value_norm: bool = False
     bidirectional: bool = False
+    ahead_in_windows: bool = False
     distance_bias: bool = False
 
     @property
@@ -144,13 +146,15 @@ class LayerInputsSpec:
 
         (row of LAYER_EMBEDDING × embedding_scale + norm(LAYER_INPUTS x × input_scale)) × scale
 
-    A row has the numbers of all layers; the norm, LAYER_INPUTS_NORM, is over those of a layer.
+    A row has the numbers of all layers; the norm, LAYER_INPUTS_NORM, is over those of a layer. A row that is given in
+    place of a token's embedding takes the place of x, and the row of `given_token` that of the token.
     """
 
     size: int
     embedding_scale: float
     input_scale: float
     scale: float
+    given_token: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -243,6 +243,8 @@ class NativeDecoder:
                     self._decoder.set_norm_bias(part.value, layer, np.ascontiguousarray(piece.bias))
             else:
                 self._set_matrix(part, piece, layer, expert)
+                if piece.bounds is not None:
+                    self._decoder.set_bounds(part.value, layer, np.array(piece.bounds, np.float32))
                 if piece.bias is not None:
                     self._decoder.set_bias(part.value, layer, expert, np.ascontiguousarray(piece.bias))
 

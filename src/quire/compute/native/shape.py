@@ -32,6 +32,8 @@ def decoder_shape(spec: DecoderSpec, kv_spec: KVCacheSpec, adapter_rank: int = 0
         "gated_attention": attention.gated,
         "value_norm": attention.value_norm,
         "bidirectional": attention.bidirectional,
+        "ahead_in_windows": attention.ahead_in_windows,
+        "bounded": spec.is_bounded,
         "biased_length": spec.context_length if attention.distance_bias else 0,
         "parallel": spec.parallel,
         "shared_norm": spec.shared_norm,

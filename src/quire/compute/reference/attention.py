@@ -46,7 +46,10 @@ class AttentionRule:
     """A score for each query head that counts as a position without a value, float32 `[num_heads]`."""
 
     bidirectional: bool = False
-    """Whether queries see later positions, all of which are in their step."""
+    """Whether queries see later positions, all of which are in their step, and a window is on both sides."""
+
+    ahead: bool = True
+    """Whether queries heed `StepInputs.ends_seen`."""
 
     distance_bias: FloatArray | None = None
     """The bias of scores for each bucket of distances and each query head, float32 `[NUM_BUCKETS, num_heads]`."""
@@ -56,7 +59,8 @@ class AttentionRule:
         places = np.arange(tile, tile + TILE)
         distance = positions[:, None] - places
         seen: BoolArray = (distance >= 0) | (places < ends[:, None])
-        return seen if self.window is None else seen & (np.abs(distance) < self.window)
+        distance = np.abs(distance) if self.bidirectional else distance
+        return seen if self.window is None else seen & (distance < self.window)
 
 
 def write_kv(cache: LayerCache, slots: IntArray, keys: FloatArray, values: FloatArray) -> None:
@@ -80,7 +84,8 @@ def paged_attention(query: FloatArray, cache: LayerCache, inputs: StepInputs, ru
         tokens = inputs.tokens_of(sequence)
         table = inputs.block_tables[cache.group][sequence]
         first = int(inputs.positions[tokens.start])
-        ends = inputs.ends_seen[tokens] if len(inputs.ends_seen) else np.zeros(tokens.stop - tokens.start, np.int64)
+        has_ends = rule.ahead and len(inputs.ends_seen)
+        ends = inputs.ends_seen[tokens] if has_ends else np.zeros(tokens.stop - tokens.start, np.int64)
         if rule.bidirectional:
             ends = np.full(len(ends), first + len(ends))
         output[tokens] = _attend(grouped[tokens], first, ends, _Sequence(cache, table), rule)
@@ -94,7 +99,8 @@ def _attend(query: FloatArray, first: int, ends: IntArray, kv: _Sequence, rule: 
     start = 0 if rule.window is None else max(0, first - rule.window + 1)
     for tile in range(start // TILE * TILE, first + count, TILE):
         # Only the queries that see some of the tile: not those before it, and not those whose window is after it.
-        ahead = 0 if not ends.any() else count if rule.window is None else rule.window - 1
+        window = rule.window if rule.bidirectional else None
+        ahead = 0 if not ends.any() else count if window is None else window - 1
         low = max(0, tile - first - ahead)
         high = count if rule.window is None else min(count, tile + TILE - 1 + rule.window - first)
         keys, values = kv.gather(tile, max(tile, start), min(tile + TILE, first + count))

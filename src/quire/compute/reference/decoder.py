@@ -77,7 +77,7 @@ class ReferenceDecoder:
         # A row that overflows is detected in the outputs and fails alone, so numpy need not warn.
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             hidden = self._embed(inputs)  # [num_tokens, hidden_size]
-            layer_inputs = self._layer_inputs(hidden, inputs.token_ids)
+            layer_inputs = self._layer_inputs(hidden, inputs)
             angles = self._angles(inputs)
             for index, layer in enumerate(self.spec.layers):
                 parts = self.weights.layers[index]
@@ -135,16 +135,19 @@ class ReferenceDecoder:
             types[tokens][1:] = np.cumsum(inputs.token_ids[tokens] == self.spec.separator)[:-1] > 0
         return types
 
-    def _layer_inputs(self, embedded: FloatArray, token_ids: IntArray) -> FloatArray:
+    def _layer_inputs(self, embedded: FloatArray, inputs: StepInputs) -> FloatArray:
         """Return the input of each layer for each token, `[num_tokens, num_layers, size]`; of size 0 without inputs."""
-        spec, parts, shape = self.spec.layer_inputs, self.weights.parts, (len(token_ids), len(self.spec.layers), -1)
+        spec, parts, shape = self.spec.layer_inputs, self.weights.parts, (len(embedded), len(self.spec.layers), -1)
         if spec is None:
             return np.zeros((*shape[:2], 0), np.float32)
+        token_ids = inputs.token_ids
+        if len(inputs.given):
+            token_ids = np.where(inputs.given >= 0, spec.given_token, token_ids)
         projected = linear(embedded, parts[Part.LAYER_INPUTS]) * np.float32(spec.input_scale)
         normed = normalize(projected.reshape(shape), parts[Part.LAYER_INPUTS_NORM], self.spec.norm)
         rows = looked_up(parts[Part.LAYER_EMBEDDING], token_ids) * np.float32(spec.embedding_scale)
-        inputs: FloatArray = (normed + rows.reshape(shape)) * np.float32(spec.scale)
-        return inputs
+        of_layers: FloatArray = (normed + rows.reshape(shape)) * np.float32(spec.scale)
+        return of_layers
 
     def _finish_layer(self, hidden: FloatArray, parts: Parts, layer_input: FloatArray) -> FloatArray:
         """Return the residual stream after a layer's own input and scale, if the model has them."""
@@ -251,7 +254,8 @@ class _Attention:
         self._angles = angles
         sinks = parts[Part.SINKS].weight if shape.sinks else None
         biases = parts[Part.DISTANCE_BIAS].weight if shape.distance_bias else None
-        self._rule = AttentionRule(shape.scale, window, shape.score_soft_cap, sinks, shape.bidirectional, biases)
+        ahead = window is not None or not shape.ahead_in_windows
+        self._rule = AttentionRule(shape.scale, window, shape.score_soft_cap, sinks, shape.bidirectional, ahead, biases)
 
     def attend(self, hidden: FloatArray, cache: LayerCache, inputs: StepInputs) -> FloatArray:
         """Store the step's keys and values and return the attention: `[num_tokens, hidden_size]`. Mutates."""

@@ -14,6 +14,7 @@ numpy also chooses its vector loops by memory layout, so inputs here are always 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -39,6 +40,10 @@ class Angles(NamedTuple):
 
 def linear(rows: FloatArray, part: PartWeights) -> FloatArray:
     """Return weight @ row + bias, plus an adapter's part, for each row: `[num_rows, in]` to `[num_rows, out]`."""
+    if part.bounds is not None:
+        low, high, lowest, highest = map(np.float32, part.bounds)
+        found: FloatArray = linear(rows.clip(low, high), replace(part, bounds=None)).clip(lowest, highest)
+        return found
     product: FloatArray
     product = np.einsum("ri,oi->ro", rows, part.weight) if part.codes is None else _coded_product(rows, part.codes)
     product = product if part.bias is None else product + part.bias

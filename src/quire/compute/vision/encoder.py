@@ -22,7 +22,7 @@ import numpy as np
 from quire.compute.arrays import FloatArray, IntArray
 from quire.compute.models.base import DecoderSpec
 from quire.compute.models.parts import NormKind, NormSpec
-from quire.compute.models.vision.spec import WINDOW_ROWS, Average, Join, Matrix, Norm, Step, VisionSpec
+from quire.compute.models.vision.spec import WINDOW_ROWS, Average, Join, Matrix, Norm, Scale, Step, VisionSpec
 from quire.compute.vision.patches import patch_rows, resized, tower_order
 from quire.compute.vision.weights import VisionWeights
 from quire.compute.weights.decoder_weights import PartWeights
@@ -175,6 +175,10 @@ class TowerEncoder:
             rows = np.concatenate([first[None], rows])
         if table is None:
             return rows
+        if patches.positions_parts is not None:
+            row, column = np.divmod(order, grid[1])
+            of_both: FloatArray = rows + (table[0][column] + table[1][row])
+            return of_both
         if patches.positions_side is not None:
             table = resized(table, patches.positions_side, grid, reaches_edges=patches.positions_reach_edges)
         added: FloatArray = table[np.concatenate([np.arange(patches.num_first), order + patches.num_first])]
@@ -186,7 +190,7 @@ class TowerEncoder:
             case Matrix():
                 return self._products.multiply(step, rows)
             case Norm():
-                return _normalized(rows, self._weights.norms[step.stem], step.spec)
+                return _normalized(rows, self._weights.norms.get(step.stem), step.spec)
             case Join(count, by_number):
                 joined = rows.reshape(-1, count, rows.shape[1])
                 joined = joined.swapaxes(1, 2) if by_number else joined
@@ -194,14 +198,21 @@ class TowerEncoder:
             case Average(count):
                 average: FloatArray = rows.reshape(-1, count, rows.shape[1]).sum(axis=1) / np.float32(count)
                 return average
+            case Scale(factor, offset, factors):
+                rows = rows * np.float32(factor)
+                rows = rows - self._weights.vectors[offset] if offset else rows
+                return rows * self._weights.vectors[factors] if factors else rows
         raise InvariantError(f"no step of a connector: {step}")
 
 
-def _normalized(rows: FloatArray, part: PartWeights, spec: NormSpec) -> FloatArray:
+def _normalized(rows: FloatArray, part: PartWeights | None, spec: NormSpec) -> FloatArray:
     count = np.float32(rows.shape[1])
     if spec.kind is NormKind.LAYER:
         rows = rows - rows.sum(axis=1, keepdims=True) / count
     length = np.sqrt((rows * rows).sum(axis=1, keepdims=True) / count + np.float32(spec.epsilon))
+    if part is None:
+        plain: FloatArray = rows / length
+        return plain
     normed: FloatArray = (1 + part.weight if spec.unit_offset else part.weight) * (rows / length)
     return normed if part.bias is None else normed + part.bias
 

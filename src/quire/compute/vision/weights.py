@@ -19,10 +19,11 @@ from quire.core.errors import CheckpointError
 
 @dataclass(frozen=True, slots=True)
 class VisionWeights:
-    """Matrices and norms by the name of their weight or stem; the table of positions, and the first row."""
+    """Matrices, norms and vectors by the name of their weight or stem; the table of positions, and the first row."""
 
     matrices: Mapping[str, PartWeights]
     norms: Mapping[str, PartWeights]
+    vectors: Mapping[str, FloatArray]
     positions: FloatArray | None
     first: FloatArray | None
 
@@ -33,6 +34,7 @@ class VisionWeights:
         return cls(
             {each.weight: _matrix(each, checkpoint, dtype) for each, _ in spec.products()},
             {each.stem: _norm(each.stem, checkpoint) for each in spec.norms()},
+            {name: checkpoint.tensor(name) for name, _ in spec.vectors()},
             checkpoint.tensor(patches.positions) if patches.positions else None,
             checkpoint.tensor(patches.first).reshape(-1) if patches.first else None,
         )
@@ -55,8 +57,9 @@ def own_tensors(spec: VisionSpec) -> dict[str, tuple[int, ...]]:
         shapes[f"{norm.stem}.weight"] = shape.weight
         if shape.bias:
             shapes[f"{norm.stem}.bias"] = shape.weight
+    shapes |= {name: (size,) for name, size in spec.vectors()}
     if patches.positions:
-        shapes[patches.positions] = (patches.num_positions, size)
+        shapes[patches.positions] = patches.positions_shape
     if patches.first:
         shapes[patches.first] = (size,)
     return shapes

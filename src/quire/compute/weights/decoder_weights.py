@@ -70,7 +70,8 @@ class PartWeights:
     """The weights of one part: a matrix `[out, in]` or a norm `[size]`, and its bias `[out]`.
 
     `blocks`: the block type, if the matrix is the bytes of blocks; `codes`: the matrix as codes, with scales.
-    `change`: the matrices A and B of an adapter, whose product is added to the matrix.
+    `change`: the matrices A and B of an adapter, whose product is added to the matrix. `bounds`: the least and the
+    highest input, then output.
     """
 
     weight: WeightArray
@@ -78,6 +79,7 @@ class PartWeights:
     blocks: str = ""
     codes: Codes | None = None
     change: tuple[FloatArray, FloatArray] | None = None
+    bounds: tuple[float, ...] | None = None
 
 
 Parts = Mapping[Part, PartWeights]
@@ -171,6 +173,7 @@ def expected_tensors(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
         tensors[f"{place.stem}.weight"] = (*rest, total) if place.source.transposed else (total, *rest)
         if place.shape.bias:
             tensors[f"{place.stem}.bias"] = (total,)
+        tensors |= dict.fromkeys(place.bounds, ())
     for stem, parts in ranges.items():
         if not _fills(sorted(parts)):
             raise InvariantError(f"{stem}: the rows of its parts do not fill it: {sorted(parts)}")
@@ -201,12 +204,14 @@ class _Place:
     source: WeightSource
     stem: str
     is_product: bool
+    bounds: tuple[str, ...]
 
     @classmethod
     def of(cls, spec: DecoderSpec, part: Part, shape: PartShape, layer: int = 0, expert: int = 0) -> _Place:
         """Return the place of a part."""
         source = spec.sources[part]
-        return cls(part, shape, source, source.stem_of(layer, expert), is_product(spec, part))
+        bounds = tuple(source.bounds_of(layer))
+        return cls(part, shape, source, source.stem_of(layer, expert), is_product(spec, part), bounds)
 
     def dtype(self, matrices: str) -> str:
         """Return the dtype of the weight if matrices have the given one.
@@ -360,10 +365,21 @@ class WeightReader:
         else:
             weight = _picked(lambda some: self._read(name, place, some), rows)
         if not place.shape.bias:
-            return PartWeights(weight, blocks=blocks)
+            return PartWeights(weight, blocks=blocks, bounds=self._bounds(place))
         name = self._named(f"{place.stem}.bias")
         bias = _picked(lambda some: self._checkpoint.tensor(name, some), self._rows(name, place))
-        return PartWeights(weight, bias, blocks)
+        return PartWeights(weight, bias, blocks, bounds=self._bounds(place))
+
+    def _bounds(self, place: _Place) -> tuple[float, ...] | None:
+        """Return the bounds of a matrix; raises `CheckpointError` unless they are in order."""
+        if not place.bounds:
+            return None
+        bounds = tuple(float(self._checkpoint.tensor(self._named(name)).item()) for name in place.bounds)
+        if not bounds[0] <= bounds[1] or not bounds[2] <= bounds[3]:
+            names = ", ".join(map(self._checkpoint.stored_name, place.bounds))
+            where, allowed = f"{self._checkpoint.name}: tensors {names}", "the least and the highest input, then output"
+            raise CheckpointError(where, bounds, allowed)
+        return bounds
 
     def _read(self, name: str, place: _Place, rows: slice = EVERYTHING) -> WeightArray:
         half = place.dtype(self.dtype) == "bfloat16"
@@ -396,7 +412,7 @@ class WeightReader:
         wrong = [
             f"{stored(name)} {list(found[name].shape)} for {list(shape)}"
             for name, shape in expected.items()
-            if name in found and found[name].shape != shape
+            if name in found and found[name].shape not in (shape, shape or (1,))  # a number can be a vector of one
         ]
         problems = {"missing": [*map(stored, missing)], "extra": [*map(stored, extra)], "wrong shape": wrong}
         said = [f"{kind}: {_some([*dict.fromkeys(names)])}" for kind, names in problems.items() if names]

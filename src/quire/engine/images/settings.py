@@ -114,6 +114,11 @@ class ProcessorSettings:
                 return value
         return None
 
+    def of_text_model(self, name: str) -> object:
+        """Return a setting of the model's text model; None without it."""
+        text = self._model.get("text_config")
+        return text.get(name) if isinstance(text, dict) else None
+
     def has_key(self, name: str, key: str) -> bool:
         """Return whether a setting is an object with this key."""
         value = self.fields.get(name)

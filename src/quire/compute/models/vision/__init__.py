@@ -17,6 +17,7 @@ from quire.core.errors import CheckpointError
 ENCODERS: Final = MappingProxyType(
     {
         "Gemma3ForConditionalGeneration": "quire.compute.models.vision.gemma3",
+        "Gemma4ForConditionalGeneration": "quire.compute.models.vision.gemma4",
         "Idefics3ForConditionalGeneration": "quire.compute.models.vision.idefics3",
         "Lfm2VlForConditionalGeneration": "quire.compute.models.vision.lfm2_vl",
         "LlavaForConditionalGeneration": "quire.compute.models.vision.llava",

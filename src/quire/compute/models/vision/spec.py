@@ -66,7 +66,7 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """A norm of each row, whose tensors begin with `stem`."""
+    """A norm of each row, whose tensors begin with `stem`; empty: it has no weights."""
 
     stem: str
     spec: NormSpec
@@ -88,7 +88,19 @@ class Average:
     count: int
 
 
-Step: TypeAlias = Matrix | Norm | Join | Average
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Each row is multiplied by `factor`; then `offset` is subtracted, and the rest multiplied by `factors`.
+
+    Both are the names of vectors; empty: none.
+    """
+
+    factor: float
+    offset: str = ""
+    factors: str = ""
+
+
+Step: TypeAlias = Matrix | Norm | Join | Average | Scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +118,8 @@ class Patches:
     A patch has `size` × `size` pixels: for each colour, the pixels row by row, `frames` times; or with `colours_last`,
     for each pixel its colours. `matrix` turns it into a row. `positions`: the name of a table with a row for each patch
     of an image, to be added; empty: none. With `positions_side`, the table is a square with this many rows and columns,
-    which is resized to the grid of an image; with `positions_reach_edges` so that its corners stay corners. `first`:
+    which is resized to the grid of an image; with `positions_reach_edges` so that its corners stay corners. With
+    `positions_parts`, there are two tables, of this many rows: one for the column of a patch, one for its row. `first`:
     the name of a vector that is a row before all patches, with the first row of the table; empty: none. `image_size`:
     the height and width of every image, of which pixels after the last whole patch are left out; None: multiples of
     `merge` patches. An image has at most `max_patches`.
@@ -122,6 +135,7 @@ class Patches:
     first: str = ""
     positions_side: int | None = None
     positions_reach_edges: bool = False
+    positions_parts: int | None = None
     window: int | None = None
     frames: int = 1
     colours_last: bool = False
@@ -132,9 +146,12 @@ class Patches:
         return CHANNELS * self.frames * self.size**2
 
     @property
-    def num_positions(self) -> int:
-        """The rows of the table of positions."""
-        return self.max_rows if self.positions_side is None else self.positions_side**2
+    def positions_shape(self) -> tuple[int, ...]:
+        """The shape of the table of positions."""
+        size = self.matrix.num_outputs
+        if self.positions_parts is not None:
+            return 2, self.positions_parts, size
+        return self.max_rows if self.positions_side is None else self.positions_side**2, size
 
     @property
     def num_first(self) -> int:
@@ -241,7 +258,16 @@ class VisionSpec:
     def norms(self) -> Iterator[Norm]:
         """Yield the norms outside of the tower."""
         for steps in (self.connector, *(each.steps for each in self.deep)):
-            yield from (step for step in steps if isinstance(step, Norm))
+            yield from (step for step in steps if isinstance(step, Norm) and step.stem)
+
+    def vectors(self) -> Iterator[tuple[str, int]]:
+        """Yield the vectors outside of the tower that are no norms, and their sizes."""
+        size = self.tower.hidden_size
+        for step in self.connector:
+            if isinstance(step, Scale):
+                yield from ((name, size) for name in (step.offset, step.factors) if name)
+            elif isinstance(step, Matrix):
+                size = step.num_outputs
 
     @property
     def cell(self) -> int | None:
@@ -262,6 +288,8 @@ def _check_steps(steps: tuple[Step, ...], size: int, merge: int) -> None:
         if isinstance(step, Join | Average):
             joined *= step.count
             size *= step.count if isinstance(step, Join) else 1
+            continue
+        if isinstance(step, Scale):
             continue
         size, wanted = (step.num_outputs, step.num_inputs) if isinstance(step, Matrix) else (size, step.size)
         if found != wanted:
