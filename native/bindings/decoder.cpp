@@ -126,6 +126,8 @@ NormWeights& norm_named(DecoderWeights& weights, const std::string& part, int la
     if (layer < 0 && part == "final_norm") return weights.final_norm;
     if (layer < 0 && part == "embedding_norm") return weights.embedding_norm;
     if (layer < 0 && part == "layer_inputs_norm") return weights.layer_inputs_norm;
+    if (layer < 0 && part == "token_norm") return weights.token_norm;
+    if (layer < 0 && part == "state_norm") return weights.state_norm;
     return weights.layers.at(layer).*kOfLayer.at(part);
 }
 
@@ -441,6 +443,31 @@ void run(Decoder& decoder, const Column& query_starts, const Column& token_ids, 
     decoder.run(step, results);
 }
 
+void embed(Decoder& decoder, const Column& token_ids, const Array<float, 2>& rows) {
+    StepView step;
+    step.num_tokens = static_cast<int>(token_ids.shape(0));
+    step.token_ids = token_ids.data();
+    const int stride = static_cast<int>(rows.shape(1));
+    if (static_cast<int>(rows.shape(0)) != step.num_tokens || stride < decoder.shape().embedding_size) {
+        throw std::invalid_argument("the rows do not have the shape of the embedding");
+    }
+    nb::gil_scoped_release release;
+    decoder.embed(step, {rows.data(), stride});
+}
+
+void project(Decoder& decoder, const Array<const float, 2>& states, const Array<float, 2>& logits,
+             const Array<bool, 1>& finite_logits) {
+    const int count = static_cast<int>(states.shape(0)), size = static_cast<int>(states.shape(1));
+    const int stride = static_cast<int>(logits.shape(1));
+    if (size != decoder.shape().hidden_size || stride != round_up(decoder.shape().vocab_size, kPanelWidth) ||
+        static_cast<int>(logits.shape(0)) < count || static_cast<int>(finite_logits.shape(0)) < count) {
+        throw std::invalid_argument("the states do not have the shape of the decoder");
+    }
+    nb::gil_scoped_release release;
+    decoder.reserve(0, count);
+    decoder.project({const_cast<float*>(states.data()), size}, count, {logits.data(), stride}, finite_logits.data());
+}
+
 const Kernels& kernels_named(const std::string& name) {
     for (const Kernels* kernels : usable_kernels()) {
         if (name == kernels->name) return *kernels;
@@ -528,7 +555,11 @@ void bind_decoder(nb::module_& module) {
             "Token i also sees later positions before ends_seen[i], unless that is 0 or there are no entries. layers: "
             "a range of them, after a call with those before it; the call with the last one writes the results, and "
             "each call "
-            "the hidden states.");
+            "the hidden states.")
+        .def("embed", &embed, nb::arg("token_ids"), nb::arg("rows"),
+             "Write the row of the embedding of each token, as a step begins with it.")
+        .def("project", &project, nb::arg("states"), nb::arg("logits"), nb::arg("finite_logits"),
+             "Compute the logits of hidden states after the final norm.");
     nb::class_<Adapter>(module, "Adapter", "A LoRA adapter of a decoder; see native/include/quire/adapter.h.")
         .def(nb::init<const Decoder&>(), nb::arg("decoder"), nb::keep_alive<1, 2>())
         .def("set", &set_low_rank, nb::arg("part"), nb::arg("layer"), nb::arg("index"), nb::arg("a"), nb::arg("b"),

@@ -52,6 +52,16 @@ class Decoder::Step : private Products {
         finish();
     }
 
+    void run_embedding(const Rows& rows) {
+        for_rows(view_.num_tokens, [&](int row) { embed_token(row, rows.row(row)); });
+    }
+
+    void run_head(const Rows& states) {
+        for_rows(view_.num_logits,
+                 [&](int row) { std::memcpy(wanted_.row(row), states.row(row), shape_.hidden_size * sizeof(float)); });
+        project_wanted();
+    }
+
   private:
     void run_layers(int first, int end) {
         for (layer_ = first; layer_ < end; ++layer_) {
@@ -85,10 +95,23 @@ class Decoder::Step : private Products {
             if (!projected) complete_embedding(row);
         });
         if (projected) {
+            if (!weights_.token_norm.weight.empty()) normalize_halves(rows);
             linear(weights_.embedding_in, rows, hidden_, view_.num_tokens, false);
             for_rows(view_.num_tokens, [&](int row) { complete_embedding(row); });
         }
         if (shape_.layer_inputs.size > 0) compute_layer_inputs();
+    }
+
+    // Given rows are those of a token and of a hidden state, one after the other.
+    void normalize_halves(const Rows& rows) {
+        const int size = shape_.hidden_size;
+        const NormView token = view_of(shape_.norm, weights_.token_norm),
+                       state = view_of(shape_.norm, weights_.state_norm);
+        for_rows(view_.num_tokens, [&](int row) {
+            float* to = rows.row(row);
+            kernels_.normalize(to, to, size, token);
+            kernels_.normalize(to + size, to + size, size, state);
+        });
     }
 
     void embed_token(int row, float* to) const {
@@ -430,8 +453,6 @@ class Decoder::Step : private Products {
     }
 
     void finish() {
-        const Rows wanted{a_.wanted.data(), sizes_.hidden};
-        const Rows projected{a_.wanted_projected.data(), sizes_.hidden};
         flag_finite();
         const NormView norm = view_of(shape_.norm, weights_.final_norm);
         const auto finish_row = [&](std::int64_t token, float* to) {
@@ -444,11 +465,16 @@ class Decoder::Step : private Products {
         };
         for_rows(view_.num_states,
                  [&](int index) { finish_row(view_.state_indices[index], results_.states.row(index)); });
-        for_rows(view_.num_logits, [&](int index) { finish_row(view_.logit_indices[index], wanted.row(index)); });
-        if (weights_.head.empty()) return;  // an encoder of images
+        for_rows(view_.num_logits, [&](int index) { finish_row(view_.logit_indices[index], wanted_.row(index)); });
+        if (!weights_.head.empty()) project_wanted();  // an encoder of images has none
+    }
+
+    // Computes the logits of the wanted rows.
+    void project_wanted() {
+        const Rows projected{a_.wanted_projected.data(), sizes_.hidden};
         const bool project = !weights_.embedding_out.empty();
-        if (project) linear(weights_.embedding_out, wanted, projected, view_.num_logits, false);
-        linear(weights_.head, project ? projected : wanted, results_.logits, view_.num_logits, false);
+        if (project) linear(weights_.embedding_out, wanted_, projected, view_.num_logits, false);
+        linear(weights_.head, project ? projected : wanted_, results_.logits, view_.num_logits, false);
         for_rows(view_.num_logits, [&](int index) {
             float* logits = results_.logits.row(index);
             if (shape_.logit_scale != 1.0F) {
@@ -462,6 +488,7 @@ class Decoder::Step : private Products {
     const DecoderWeights& weights_;
     const std::vector<PagedKv>& cache_;
     const StepResultView& results_;
+    const Rows wanted_{a_.wanted.data(), sizes_.hidden};
 };
 
 void Decoder::find_types(StepCall& call) const {
@@ -508,6 +535,20 @@ void Decoder::run(const StepView& step, const StepResultView& results) {
         Step(*this, call, member).run_until(first_reader_, *wanted);
         if (rest.num_tokens > 0) Step(*this, rest, member).run_from(first_reader_);
     });
+}
+
+void Decoder::embed(const StepView& step, const Rows& rows) {
+    const MemoryPreparer::Pause pause(preparer_);
+    const StepCall call(step, {}, kernels_);
+    team_.run([this, call, rows](ThreadTeam::Member& member) { Step(*this, call, member).run_embedding(rows); });
+}
+
+void Decoder::project(const Rows& states, int count, const Rows& logits, bool* finite_logits) {
+    const MemoryPreparer::Pause pause(preparer_);
+    StepView step;
+    step.num_logits = count;
+    const StepCall call(step, {logits, finite_logits, nullptr}, kernels_);
+    team_.run([this, call, states](ThreadTeam::Member& member) { Step(*this, call, member).run_head(states); });
 }
 
 }  // namespace quire

@@ -36,7 +36,10 @@ std::size_t Decoder::weight_bytes() const {
     for (const auto* table : {&weights.positions, &weights.token_types, &weights.distance_bias}) {
         total += table->size() * sizeof(float);
     }
-    total += norm(weights.embedding_norm) + norm(weights.final_norm) + norm(weights.layer_inputs_norm);
+    for (const NormWeights* each : {&weights.embedding_norm, &weights.final_norm, &weights.layer_inputs_norm,
+                                    &weights.token_norm, &weights.state_norm}) {
+        total += norm(*each);
+    }
     for (const LayerWeights& layer : weights.layers) {
         for (const NormWeights* each :
              {&layer.attention_norm, &layer.after_attention_norm, &layer.joined_attention_norm, &layer.mlp_norm,

@@ -114,6 +114,10 @@ class Decoder:
         *,
         layers: tuple[int, int] = (0, -1),
     ) -> None: ...
+    def embed(self, token_ids: NDArray[np.int64], rows: NDArray[np.float32]) -> None: ...
+    def project(
+        self, states: NDArray[np.float32], logits: NDArray[np.float32], finite_logits: NDArray[np.bool_]
+    ) -> None: ...
 
 class Adapter:
     """A LoRA adapter of a decoder; see native/include/quire/adapter.h."""

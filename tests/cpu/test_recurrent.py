@@ -203,7 +203,7 @@ def test_nemotron_is_refused_on_torch(changes: dict[str, Any], words: str, tmp_p
 
 
 def test_a_draft_model_is_refused(folder: Path) -> None:
-    with pytest.raises(InvalidConfigError, match="only layers with full attention, in both models"):
+    with pytest.raises(InvalidConfigError, match="has recurrent layers"):
         LLM(folder, skip_tokenizer_init=True, speculation=str(folder))
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from quire import LLM, CheckpointError, Grammar, InvalidConfigError, Request, RequestOutput, SamplingParams, _native
+from quire import LLM, CheckpointError, Grammar, InvalidConfigError, Request, SamplingParams, _native
 from quire.compute.grammar import MaskService
 from quire.compute.models import read_model
 from quire.compute.models.draft import with_draft
@@ -28,69 +28,18 @@ from quire.engine import factory
 from quire.engine.factory import plan_engine
 from quire.engine.records.step_log import replay
 from quire.guide import GUIDE_FOLDER
+from support.guess_runs import WORKLOAD, make, run, said, workload
+from support.guess_runs import counts_of as counts_by
 from support.guesses import verify_all_guesses
 from support.swaps import noted_swaps
 from support.tiny_checkpoint import write_tiny_llama, write_tiny_qwen3
 
-LONGEST = 300
 END = 127
-SHARED = [(5 * i * i + 3 * i + 1) % 120 for i in range(70)]
-RULES: list[dict[str, Any]] = [
-    {},
-    {"repetition_penalty": 1.4, "logprobs": 3},
-    {"repetition_penalty": 1.4, "penalty_window": 20},
-    {"presence_penalty": 0.8, "frequency_penalty": 0.5, "prompt_logprobs": 2},
-    {"allowed_token_ids": list(range(0, 120, 3)), "min_tokens": 3},
-    {"bad_words_ids": [[i] for i in range(0, 60)] + [[i, i + 1] for i in range(60, 110)]},
-]
-
-
-def workload(longest: int = 40) -> list[tuple[list[int], SamplingParams]]:
-    """Return prompts of many lengths, some of them alike for a while, greedy and drawn, with rules and without."""
-    chance, found = random.Random(3), []
-    for index in range(9):
-        prompt = SHARED[: chance.choice([0, 16, 64, 70])] + [chance.randrange(120) for _ in range(1 + 7 * index)]
-        sampling = SamplingParams(
-            temperature=chance.choice([0.0, 0.8, 1.5]),
-            top_p=chance.choice([1.0, 0.8]),
-            seed=1000 + index,
-            max_tokens=longest - 3 * index,
-            ignore_eos=index % 2 == 0,
-            **RULES[index % len(RULES)],
-        )
-        found.append((prompt, sampling))
-    return found
-
-
-WORKLOAD = workload()
-
-
-def said(outputs: Sequence[RequestOutput]) -> list[object]:
-    """Return everything that was answered, exactly."""
-    return [
-        (each.token_ids, each.logprobs, each.finish_reason, each.stop_reason, output.prompt_logprobs)
-        for output in outputs
-        for each in output.outputs
-    ]
-
-
-def run(llm: LLM, workload: Sequence[tuple[list[int], SamplingParams]]) -> list[object]:
-    prompts = [{"prompt_token_ids": prompt} for prompt, _ in workload]
-    outputs = llm.generate(prompts, [sampling for _, sampling in workload], use_tqdm=False)
-    llm.engine.scheduler.check()
-    return said(outputs)
-
-
-def make(folder: Path, **settings: Any) -> LLM:
-    llm = LLM(folder, skip_tokenizer_init=True, **{"kv_memory": "8MiB", "max_model_len": LONGEST, **settings})
-    verify_all_guesses(llm)
-    return llm
 
 
 def counts_of(llm: LLM) -> tuple[int, int]:
     """Return how many guesses of the draft model were verified, and how many were right."""
-    stats = llm.engine.stats()
-    return sum(stats.verified_guesses["draft_model"]), sum(stats.right_guesses["draft_model"])
+    return counts_by(llm, "draft_model")
 
 
 @pytest.fixture(scope="module")
@@ -216,7 +165,7 @@ class Adversary:
 def test_an_adversary_changes_nothing(folder: Path, alone: list[object], kind: str, steps: int) -> None:
     with make(folder, dtype="bfloat16", speculation=str(folder), max_num_seqs=4, max_steps_under_way=steps) as llm:
         rows = llm.engine._executor._draft
-        rows._parts = replace(rows._parts, sampler=Adversary(kind))
+        rows._draws = replace(rows._draws, sampler=Adversary(kind))
         for _ in range(2):
             assert run(llm, WORKLOAD) == alone
         num_verified, num_right = counts_of(llm)
@@ -268,7 +217,7 @@ def refusal(model: str | Path, speculation: str | Path, **settings: Any) -> str:
 
 def test_what_is_no_draft_model_of_a_model_is_refused_in_one_line(folder: Path, other: Path, tmp_path: Path) -> None:
     ids: dict[str, Any] = {"skip_tokenizer_init": True}
-    assert "allowed: off, auto, ngram, or a model's folder or name (No folder named" in refusal("guide", "ngrams")
+    assert "allowed: off, auto, ngram, mtp, or a model's folder or name (No folder named" in refusal("guide", "ngrams")
     assert "allowed: a draft model that is smaller than the model" in refusal(other, folder, **ids)
     windows = {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1}
     narrow = write_tiny_qwen3(tmp_path / "narrow", settings=windows)
@@ -278,7 +227,9 @@ def test_what_is_no_draft_model_of_a_model_is_refused_in_one_line(folder: Path, 
         tmp_path / "fewer", settings={"vocab_size": 120, "num_hidden_layers": 1, "eos_token_id": 1}
     )
     assert "allowed: a model with 128 tokens, not 120" in refusal(folder, fewer, **ids)
-    with pytest.raises(InvalidConfigError, match=r"^speculation is 3; allowed: off, auto, ngram, or a model's folder"):
+    with pytest.raises(
+        InvalidConfigError, match=r"^speculation is 3; allowed: off, auto, ngram, mtp, or a model's folder"
+    ):
         EngineConfig(speculation=3)  # type: ignore[arg-type]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -28,7 +29,16 @@ from quire.core.kv_spec import KVHeads
 from support.tiny_checkpoint import write_model_weights
 
 ONCE = (
-    *(Part.EMBEDDING, Part.EMBEDDING_IN, Part.POSITIONS, Part.FINAL_NORM, Part.EMBEDDING_OUT, Part.HEAD),
+    *(
+        Part.EMBEDDING,
+        Part.TOKEN_NORM,
+        Part.STATE_NORM,
+        Part.EMBEDDING_IN,
+        Part.POSITIONS,
+        Part.FINAL_NORM,
+        Part.EMBEDDING_OUT,
+        Part.HEAD,
+    ),
     *(Part.LAYER_EMBEDDING, Part.LAYER_INPUTS, Part.LAYER_INPUTS_NORM, Part.TOKEN_TYPES, Part.EMBEDDING_NORM),
     Part.DISTANCE_BIAS,
 )
@@ -449,10 +459,15 @@ WITHOUT_LATENTS = tuple(name for name, spec in SPECS.items() if spec.attention.l
 
 def write_spec_model(folder: Path, spec: DecoderSpec) -> dict[str, NDArray[np.float32]]:
     """Write random weights for a spec into a folder and return them."""
-    random = np.random.default_rng(0)
-    tensors = {name: _random_tensor(shape, random) for name, shape in expected_tensors(spec).items()}
+    tensors = random_tensors(expected_tensors(spec))
     write_model_weights(folder, tensors)
     return tensors
+
+
+def random_tensors(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, NDArray[np.float32]]:
+    """Return random weights of these shapes, by name."""
+    random = np.random.default_rng(0)
+    return {name: _random_tensor(shape, random) for name, shape in shapes.items()}
 
 
 def _random_tensor(shape: tuple[int, ...], random: np.random.Generator) -> NDArray[np.float32]:

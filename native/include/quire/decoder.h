@@ -267,6 +267,7 @@ struct DecoderWeights {
     std::vector<float> distance_bias;  // [num_heads, num_distances]; empty: none
     std::vector<float> token_types;    // a row is added to each embedded token; may be empty
     NormWeights embedding_norm, final_norm;
+    NormWeights token_norm, state_norm;  // of the halves of given rows, before embedding_in; empty: none
     std::vector<LayerWeights> layers;
 };
 
@@ -339,6 +340,12 @@ class Decoder {
 
     // Computes one step, no larger than `reserve` allowed. Throws std::bad_alloc.
     void run(const StepView& step, const StepResultView& results);
+
+    // Writes the rows of the embedding for the tokens of `step`, of which it reads no other columns.
+    void embed(const StepView& step, const Rows& rows);
+
+    // Computes the logits of hidden states after the final norm, no more than `reserve` allowed.
+    void project(const Rows& states, int count, const Rows& logits, bool* finite_logits);
 
   private:
     struct Activations;

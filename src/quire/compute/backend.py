@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from quire.compute.arrays import BoolArray, FloatArray, IntArray, Logits
 from quire.compute.sampling.draws import Sampler
 from quire.compute.speculation.base import Proposer
 from quire.compute.weights.classifier import Classifier
@@ -82,6 +83,32 @@ class DraftParts:
     most_tokens: int
 
 
+class ModelEnds(Protocol):
+    """The two ends of a model, which the layer that guesses shares with it."""
+
+    def embed(self, token_ids: IntArray) -> FloatArray:
+        """Return the rows of the embedding for some tokens. Does not mutate."""
+        ...
+
+    def logits_of(self, states: FloatArray) -> tuple[Logits, BoolArray]:
+        """Return the logits of hidden states, valid until the next step or call, and which rows are finite."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class GuessLayerParts:
+    """The model's own layer that guesses tokens; its keys and values share the model's blocks (`cache.draft`).
+
+    `ends`: those of the model. `context_length` is the longest text that the layer reads.
+    """
+
+    runner: ModelRunner[Any]
+    cache: KVMemory
+    sampler: Sampler
+    ends: ModelEnds
+    context_length: int
+
+
 class AdapterShelf(Protocol):
     """The adapters that a model has in memory."""
 
@@ -102,11 +129,11 @@ class AdapterShelf(Protocol):
 class WorkerParts:
     """The parts of a worker. `launcher`: the runner, if it can launch steps ahead. `masks` is for grammars.
 
-    `proposer` guesses tokens without a model, and `draft` with a draft model; None: not used. `store` keeps blocks on
-    disk; None: they are not kept. `adapters`: the runner's; None: it supports none. `classifier`: of a model with
-    labels. `dense`: the layers after the pooling of vectors. `image_encoder`: of a model that reads images;
-    `encoded_images`: its results. `has_adapter` is called before a row gets an adapter, and can wait until that is
-    loaded. `on_start` is called once the KV memory is allocated.
+    `proposer` guesses tokens without a model, `draft` with a draft model, and `layer` with a layer of the model; None:
+    not used. `store` keeps blocks on disk; None: they are not kept. `adapters`: the runner's; None: it supports none.
+    `classifier`: of a model with labels. `dense`: the layers after the pooling of vectors. `image_encoder`: of a model
+    that reads images; `encoded_images`: its results. `has_adapter` is called before a row gets an adapter, and can wait
+    until that is loaded. `on_start` is called once the KV memory is allocated.
     """
 
     runner: ModelRunner[Any]
@@ -117,6 +144,7 @@ class WorkerParts:
     masks: MaskService | None = None
     proposer: Proposer | None = None
     draft: DraftParts | None = None
+    layer: GuessLayerParts | None = None
     on_start: Callable[[], None] | None = None
     store: SlotFile | None = None
     adapters: AdapterShelf | None = None

@@ -39,10 +39,10 @@ DISK_WRITES = ("on_hit", "always")
 AUTO: Final = "auto"
 NO_IMAGES: Final = "none"
 """The `mmproj` with which a model reads texts only."""
-
 IMAGE_PATCHES: Final = (1024, 1 << 16)
 """The least and the most `max_image_patches`. The tiles of models that cut images have up to 1,024."""
-SPECULATIONS = ("off", "auto", "ngram")
+MTP: Final = "mtp"
+SPECULATIONS = ("off", "auto", "ngram", MTP)
 MOST_DRAFTS: Final = 15
 """The most guesses for a sequence in a step: with the token before them, they fill the rows of one kernel call."""
 ADAPTER_NAME: Final = re.compile(r"[\w.][\w./:-]{0,127}", re.ASCII)
@@ -238,7 +238,8 @@ class EngineConfig:
         "off",
         "guess tokens ahead and verify several in a step, for the same text in less time: off, ngram (tokens that "
         "followed the last tokens earlier in the text), auto (ngram, tokens forced by a grammar, and earlier answers), "
-        "or a smaller model with the same tokenizer, by folder or name (in addition to auto)",
+        "mtp (the layer that some models have to guess their own next tokens, in addition to auto), or a smaller model "
+        "with the same tokenizer, by folder or name (in addition to auto)",
     )
     adapter: tuple[str, ...] = setting(
         (), "LoRA adapter that requests may ask for, as NAME=FOLDER; none: no adapter", metavar="NAME=FOLDER"
@@ -412,7 +413,7 @@ class ResolvedConfig(EngineConfig):
     def scheduler_config(self, max_model_len: int) -> SchedulerConfig:
         """Return the settings of the scheduler. Does not mutate."""
         given = {"max_model_len": max_model_len, "max_drafts": self.max_drafts}
-        given |= {"max_depth": self.max_drafts if self.guesses_by_model else 0}
+        given |= {"max_depth": self.max_drafts if self.guesses_by_model or self.speculation == MTP else 0}
         return SchedulerConfig(**self._shared(SchedulerConfig) | given)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from typing import Final, NamedTuple
 
-GUESSERS: Final = ("forced", "ngram", "suffix", "draft_model")
+GUESSERS: Final = ("forced", "ngram", "suffix", "draft_model", "mtp")
 """The kinds of proposers; see `quire.compute.speculation`. Wire forms hold an index into this tuple."""
 
 

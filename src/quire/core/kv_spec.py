@@ -30,7 +30,9 @@ If the counts do not divide, the last group of a kind is padded; `padding_fracti
 `from_layers` keeps it at 10 % or less if it can.
 
 A block may also hold the layers of a **draft model**, which guesses tokens for the model: its keys and values are in
-the same blocks, at the same slots. So prefix hits, copies, forks, swaps and evictions concern both models at once.
+the same blocks, at the same slots. So prefix hits, copies, forks, swaps and evictions concern both models at once. The
+same is true of a layer with which a model guesses its own tokens. Either uses the block tables of the first group,
+whose layers have full attention.
 """
 
 from __future__ import annotations
@@ -179,9 +181,8 @@ class KVCacheSpec:
     def _check_draft(self, draft: KVCacheSpec) -> None:
         if draft.draft is not None or draft.block_size != self.block_size:
             raise InvalidConfigError("draft", draft.block_size, f"one model with blocks of {self.block_size} tokens")
-        for spec in (self, draft):
-            if len(spec.groups) > 1 or spec.groups[0].window is not None:
-                raise InvalidConfigError("draft", spec.groups, "only layers with full attention, in both models")
+        if len(draft.groups) > 1 or draft.groups[0].window is not None or self.groups[0].window is not None:
+            raise InvalidConfigError("draft", draft.groups, "full attention, and a model that has such layers too")
 
     @classmethod
     def from_layers(
@@ -244,7 +245,7 @@ class KVCacheSpec:
     def with_draft(self, draft: KVCacheSpec) -> KVCacheSpec:
         """Return the spec of blocks that hold the layers of a draft model too.
 
-        Raises `InvalidConfigError` if a layer of either model has a window.
+        Raises `InvalidConfigError` if a layer of the draft model has a window, or all of the other model.
         """
         return replace(self, draft=draft)
 

@@ -25,7 +25,7 @@ from quire.compute.backend import Backend, BackendFacts, WorkerParts
 from quire.compute.choice import choose_backend
 from quire.compute.grammar import GrammarVerdicts, MaskService, Vocabulary
 from quire.compute.models import ModelDescription, read_model
-from quire.compute.models.draft import require_same_tokens, with_draft
+from quire.compute.models.draft import require_same_tokens, with_draft, with_own_layer
 from quire.compute.models.hub import GUIDE, place_notices, resolve_model
 from quire.compute.models.labels import labels_of_tokens, separator_of
 from quire.compute.models.pooling import pooling_of
@@ -43,7 +43,7 @@ from quire.compute.worker.store.slot_file import SlotFile
 from quire.compute.worker.worker import Worker
 from quire.core.adapters import AdapterFacts
 from quire.core.clock import Clock, SystemClock
-from quire.core.config import NO_IMAGES, SPECULATIONS, EngineConfig, MemoryConfig, ResolvedConfig, SchedulerConfig
+from quire.core.config import MTP, NO_IMAGES, SPECULATIONS, EngineConfig, MemoryConfig, ResolvedConfig, SchedulerConfig
 from quire.core.errors import CheckpointError, DoesNotFitError, InvalidConfigError, InvariantError
 from quire.core.executor import Executor, NoteLoaded
 from quire.core.failpoints import FAILPOINTS_VARIABLE, Failpoint, parse_failpoints
@@ -180,6 +180,8 @@ class EngineBlueprint:
         """
         checkpoint = self.model.source.tensors()
         WeightReader(self.model.spec, checkpoint, "float32", self.config.weights)
+        if self.model.draft is not None and self.model.draft.spec.joins_states:
+            WeightReader(self.model.draft.spec, checkpoint, "float32", self.config.weights)
         if self.model.vision is not None:
             fitted(self.model.vision, checkpoint)
         return len(checkpoint.entries)
@@ -276,6 +278,8 @@ def plan_engine(config: EngineConfig) -> EngineBlueprint:
     model = replace(model, spec=model.spec.with_guesses(config.max_drafts))
     if config.guesses_by_model:
         model = with_draft_model(config, model)
+    elif config.speculation == MTP:
+        model = with_own_layer(model, source.tensors().entries)
     if config.adapter:
         model = with_adapters(config, model)
     if config.score_tokens is not None:

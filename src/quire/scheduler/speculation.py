@@ -31,6 +31,9 @@ from quire.scheduler.search_trials import SearchTrials
 
 FIRST_CHANCES: Final = {"forced": 0.9, "ngram": 0.6, "suffix": 0.6, "draft_model": 0.6}
 """How likely a guess is right, by its proposer, until requests have shown otherwise."""
+MODEL: Final = "draft_model"
+"""The kind of guesses of a draft model, or of a model's own layer: an engine has one of them at most."""
+OF_MODELS: Final = frozenset({MODEL, "mtp"})
 WEIGHT_OF_NEW: Final = 0.15
 """The weight of a new guess in the chance of its request, and of a new step in the mean time of such steps."""
 ODD: Final = 1.5
@@ -219,7 +222,7 @@ class DraftBudget:
         self._passes_us = 0.0
         if not self.times.least:
             return dict.fromkeys(requests, min(most, FIRST_DEPTH, MAX_STEP_DRAFTS // max(1, len(requests))))
-        chances = [self._chance_by(request, "draft_model") for request in requests]
+        chances = [self._chance_by(request, MODEL) for request in requests]
         likeliest = sorted(range(len(requests)), key=lambda place: -chances[place])
         count, depth = self._best_passes([chances[place] for place in likeliest], num_running, most)
         chosen = [requests[place] for place in likeliest[:count]]
@@ -364,30 +367,35 @@ class DraftBudget:
 
     def note_verified(self, request: Request, num_drafts: int, num_accepted: int) -> None:
         """Record how many of a request's guesses were right; those after the first wrong one do not count. Mutates."""
-        guesser, chance = request.guesser, self._chance(request)
+        guesser, chance = kind_of(request.guesser), self._chance(request)
         for was_right in [1.0] * num_accepted + [0.0] * (num_accepted < num_drafts):
             chance += WEIGHT_OF_NEW * (was_right - chance)
             self._first_chances[guesser] += WEIGHT_FOR_OTHERS * (was_right - self._first_chances[guesser])
         self._chances[request, guesser] = chance
         # After a right guess the next one is tried at once, after a wrong one later.
         self._rests[request] = 1 if num_accepted else REST
-        if guesser == "draft_model" and request is self._tried:
+        if guesser == MODEL and request is self._tried:
             self._model_rest = 1 if num_accepted else min(max(REST, 2 * self._model_rest), LONGEST_REST)
             self._tried = None
         self.num_verified += 1
-        self.counts[guesser].note(num_drafts, num_accepted)
+        self.counts[request.guesser].note(num_drafts, num_accepted)
 
     def _chance(self, request: Request) -> float:
         """Return how likely the request's current kind of guesses is right."""
-        return self._chance_by(request, request.guesser)
+        return self._chance_by(request, kind_of(request.guesser))
 
     def _chance_by(self, request: Request, guesser: str) -> float:
         return self._chances.get((request, guesser), self._first_chances[guesser])
 
     def forget(self, request: Request) -> None:
         """Forget a request that has ended. Mutates."""
-        for guesser in GUESSERS:
-            self._chances.pop((request, guesser), None)
+        for kind in FIRST_CHANCES:
+            self._chances.pop((request, kind), None)
         self._rests.pop(request, None)
         if request is self._tried:
             self._tried = None
+
+
+def kind_of(guesser: str) -> str:
+    """Return the kind of a proposer's guesses, as chances count them."""
+    return MODEL if guesser in OF_MODELS else guesser

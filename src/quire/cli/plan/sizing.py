@@ -18,10 +18,10 @@ from quire.cli.plan.here import HERE
 from quire.compute.backend import BackendFacts
 from quire.compute.choice import backend_on, missing_on_gpus, resolved_for
 from quire.compute.models import ModelDescription, read_model
-from quire.compute.models.draft import with_draft
+from quire.compute.models.draft import with_draft, with_own_layer
 from quire.compute.models.source import ModelSource
 from quire.core.byte_sizes import format_bytes
-from quire.core.config import EngineConfig, ResolvedConfig
+from quire.core.config import MTP, EngineConfig, ResolvedConfig
 from quire.core.errors import DoesNotFitError, InvalidConfigError
 from quire.core.memory_needs import MemoryNeeds
 from quire.engine.memory_plan import USEFUL_TOKENS, MemoryPlan, plan_memory, require_host
@@ -100,7 +100,8 @@ class EngineSizer:
         """Return the model, with the draft model if the settings name one. Reads settings, but no tokenizer."""
         name = config.speculation
         if not config.guesses_by_model:
-            return replace(self.model, spec=self.model.spec.with_guesses(config.max_drafts))
+            model = replace(self.model, spec=self.model.spec.with_guesses(config.max_drafts))
+            return with_own_layer(model) if name == MTP else model
         if name not in self._pairs:
             self._pairs[name] = with_draft(self.model, read_model(find_settings(name)), name)
         return self._pairs[name]

@@ -137,10 +137,11 @@ class ModelDescription:
 
     `source` has the files and tensors. `dtype` is the checkpoint's. `notices` are facts that a user should see at the
     start, one line each. `quantization`: how the weights of a folder are quantised, empty if they are not. `draft`: the
-    smaller model that guesses tokens for this one. `adapters`: the adapters that requests may name, by name. `labels`:
-    of a model that classifies texts. `generates`: whether the model can continue a text. `dense`: the layers after the
-    pooling of vectors. `longest_text`: the makers' limit of the tokens of a text; None: the context. `suppressed`: the
-    tokens that no text may have. `vision`: its encoder of images; None: it reads text only.
+    smaller model that guesses tokens for this one, or its own layer that guesses. `adapters`: the adapters that
+    requests may name, by name. `labels`: of a model that classifies texts. `generates`: whether the model can continue
+    a text. `dense`: the layers after the pooling of vectors. `longest_text`: the makers' limit of the tokens of a text;
+    None: the context. `suppressed`: the tokens that no text may have. `vision`: its encoder of images; None: it reads
+    text only.
     """
 
     source: ModelSource

@@ -40,7 +40,8 @@ interpretation.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from quire.compute.models.distances import NUM_BUCKETS
 from quire.compute.models.parts import NormScope, NormSpec, Part, PartShape, WeightSource
@@ -111,6 +112,8 @@ class DecoderSpec:
     - `final_norm`: whether there is a norm before the head.
     - `embedding_size`: unless None, rows of this size are projected to the hidden size after the
       embedding (Part.EMBEDDING_IN) and back before the head (Part.EMBEDDING_OUT).
+    - `joins_states`: such a row is given, and is that of a token, then a hidden state of another model. Each half is
+      normalised before the projection (Part.TOKEN_NORM, Part.STATE_NORM).
     - `embedding_scale` multiplies the rows of the embedding, before positions are added.
     - `learned_positions`: the offset of learned positions in their table; None: no learned positions.
     - `token_types`: the rows of a table whose first row is added to each embedded token; 0: no table. Behind the first
@@ -123,7 +126,8 @@ class DecoderSpec:
       this many layers.
     - `sources`: the tensors of each part in a checkpoint. It may also have `ignored_tensors`, and those whose names
       begin with one of the `ignored_prefixes`, which are not used. Checkpoints of the bare decoder lack
-      `optional_prefix` in their names.
+      `optional_prefix` in their names. `guess_sources`: those of a layer that guesses the model's next tokens
+      (guess_layer.py); empty: the family has none.
     """
 
     vocab_size: int
@@ -137,6 +141,7 @@ class DecoderSpec:
     ignored_tensors: frozenset[str] = frozenset()
     ignored_prefixes: tuple[str, ...] = ()
     optional_prefix: str = ""
+    guess_sources: Mapping[Part, WeightSource] = field(default_factory=lambda: MappingProxyType({}))
     experts: ExpertsSpec | None = None
     delta: DeltaSpec | None = None
     mamba: MambaSpec | None = None
@@ -153,6 +158,7 @@ class DecoderSpec:
     residual_scale: float = 1.0
     final_norm: bool = True
     embedding_size: int | None = None
+    joins_states: bool = False
     embedding_scale: float = 1.0
     learned_positions: int | None = None
     token_types: int = 0
@@ -239,7 +245,10 @@ class DecoderSpec:
         parts = {Part.EMBEDDING: PartShape((self.vocab_size, row))} if self.vocab_size else {}
         if self.embedding_size is not None:
             parts[Part.EMBEDDING_IN] = PartShape((self.hidden_size, row))
+        if self.embedding_size is not None and self.vocab_size:
             parts[Part.EMBEDDING_OUT] = PartShape((row, self.hidden_size))
+        if self.joins_states:
+            parts |= dict.fromkeys((Part.TOKEN_NORM, Part.STATE_NORM), self.norm.shape(self.hidden_size))
         if self.learned_positions is not None:
             rows = self.context_length + self.learned_positions
             parts[Part.POSITIONS] = PartShape((rows, self.hidden_size))

@@ -21,6 +21,7 @@ from quire.compute.models.common import (
     with_stems,
 )
 from quire.compute.models.config_file import MAX_SIZE, ConfigFile
+from quire.compute.models.guess_layer import NEXTN, with_guess_layer
 from quire.compute.models.parts import NormKind, NormSpec, Part, WeightSource
 from quire.compute.models.rope import score_factor
 from quire.compute.models.sublayers import MAX_EXPERTS, ExpertsSpec, LatentSpec, Scoring
@@ -94,7 +95,10 @@ def latent_like(config: ConfigFile, max_length: int | None, *, has_pairs: bool) 
 
 
 def without_further_layers(config: ConfigFile, spec: DecoderSpec) -> DecoderSpec:
-    """Return the spec, which ignores the tensors of the last layers: they predict further tokens and are not run."""
+    """Return the spec, which ignores the tensors of the last layers: they predict further tokens.
+
+    Only the first of them is ever run, as the layer that guesses.
+    """
     count = config.size("num_nextn_predict_layers", 0, low=0, high=MAX_FURTHER)
     num_experts = 0 if spec.experts is None else spec.experts.num_experts
     names: set[str] = set()
@@ -105,7 +109,11 @@ def without_further_layers(config: ConfigFile, spec: DecoderSpec) -> DecoderSpec
                 experts = range(num_experts if "{expert}" in source.stem else 1)
                 stems |= {source.stem_of(layer, expert) for expert in experts}
         names |= {f"{stem}.{kind}" for stem in stems for kind in ("weight", "bias")}
-    return replace(spec, ignored_tensors=spec.ignored_tensors | names)
+    spec = replace(spec, ignored_tensors=spec.ignored_tensors | names)
+    if not count:
+        return spec
+    first = LAYER.format(layer=len(spec.layers))
+    return with_guess_layer(spec, first, {part: first + name for part, name in NEXTN.items()})
 
 
 def _latent(config: ConfigFile) -> LatentSpec:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import replace
 from typing import Any
 
 from quire.compute.models import ModelDescription
+from quire.compute.models.guess_layer import guess_layer, guess_layer_stem
 from quire.compute.weights.decoder_weights import weight_bytes
+from quire.core.config import MTP
 from quire.core.errors import InvalidConfigError
 
 
@@ -16,6 +18,10 @@ def with_draft(model: ModelDescription, draft: ModelDescription, name: str) -> M
     size, draft_size = (weight_bytes(each.spec, "float32") for each in (model, draft))
     if draft_size > size:
         raise InvalidConfigError("speculation", name, "a draft model that is smaller than the model")
+    if model.spec.recurrence is not None or draft.spec.recurrence is not None:
+        which = "the model" if model.spec.recurrence is not None else name
+        allowed = f"auto, ngram, mtp or off, or another pair: {which} has recurrent layers"
+        raise InvalidConfigError("speculation", name, allowed)
     if any(layer.window is not None for each in (model, draft) for layer in each.spec.layers):
         which = "the model" if any(layer.window is not None for layer in model.spec.layers) else name
         allowed = f"auto, ngram or off, or another pair: {which} has layers with a sliding window"
@@ -25,6 +31,21 @@ def with_draft(model: ModelDescription, draft: ModelDescription, name: str) -> M
     if length < most:
         notices.append(f"the draft model {name} reads {length:,} of {most:,} tokens: it guesses nothing beyond")
     return replace(model, draft=draft, notices=model.notices + tuple(notices))
+
+
+def with_own_layer(model: ModelDescription, names: Container[str] | None = None) -> ModelDescription:
+    """Return a model that guesses with its own layer; raises `InvalidConfigError` if it has none. Pure.
+
+    `names`: those of the tensors of its checkpoint; None: unknown.
+    """
+    if not model.spec.guess_sources:
+        allowed = f"off, auto, ngram, or a draft model: quire knows no guessing layer of {model.architecture}"
+        raise InvalidConfigError("speculation", MTP, allowed)
+    name = f"{guess_layer_stem(model.spec)}.weight"
+    if names is not None and name not in names and name.removeprefix(model.spec.optional_prefix) not in names:
+        allowed = f"off, auto, ngram, or a draft model: this checkpoint lacks the guessing layer ({name})"
+        raise InvalidConfigError("speculation", MTP, allowed)
+    return replace(model, draft=replace(model, spec=guess_layer(model.spec), vision=None))
 
 
 def require_same_tokens(name: str, tokenizer: Mapping[str, Any], draft: Mapping[str, Any], vocab_size: int) -> None:

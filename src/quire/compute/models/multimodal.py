@@ -5,7 +5,7 @@ The weights for images are ignored by the beginning of their names.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
@@ -13,6 +13,7 @@ from typing import Final
 from quire.compute.models.base import DecoderSpec, LayerSpec
 from quire.compute.models.common import PREFIX
 from quire.compute.models.config_file import ConfigFile
+from quire.compute.models.parts import Part, WeightSource
 from quire.compute.models.rope import SECTIONS
 from quire.compute.models.sublayers import MAX_AXES
 
@@ -37,10 +38,14 @@ def below(text: str) -> Callable[[str], str]:
 
 def with_other_tensors(spec: DecoderSpec, rename: Callable[[str], str], prefixes: tuple[str, ...]) -> DecoderSpec:
     """Return the spec of a checkpoint that has other names, and tensors with these prefixes for images."""
-    sources = {part: replace(source, stem=rename(source.stem)) for part, source in spec.sources.items()}
+
+    def renamed(sources: Mapping[Part, WeightSource]) -> Mapping[Part, WeightSource]:
+        return MappingProxyType({part: replace(source, stem=rename(source.stem)) for part, source in sources.items()})
+
     return replace(
         spec,
-        sources=MappingProxyType(sources),
+        sources=renamed(spec.sources),
+        guess_sources=renamed(spec.guess_sources),
         ignored_tensors=frozenset(map(rename, spec.ignored_tensors)),
         ignored_prefixes=prefixes,
     )

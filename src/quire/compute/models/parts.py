@@ -25,6 +25,8 @@ class Part(Enum):
     """A piece of the model that has weights."""
 
     EMBEDDING = "embedding"
+    TOKEN_NORM = "token_norm"
+    STATE_NORM = "state_norm"
     EMBEDDING_IN = "embedding_in"
     POSITIONS = "positions"
     TOKEN_TYPES = "token_types"

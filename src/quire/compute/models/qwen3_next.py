@@ -2,7 +2,7 @@
 
 Every norm scales by 1 + w, except that of a recurrent layer. A quarter of each head rotates. The query projection has
 the gate of each head after its query. Most layers have experts next to an MLP with a weight for every token, as in
-Qwen2-MoE. Tensors for guessing several tokens (`mtp.`) are not used.
+Qwen2-MoE. A layer that guesses the next tokens has names with `mtp.`.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from quire.compute.models.common import (
 )
 from quire.compute.models.config_file import ConfigFile
 from quire.compute.models.deepseek import without_further_layers
+from quire.compute.models.guess_layer import with_guess_layer
 from quire.compute.models.parts import NormSpec, Part, WeightSource
 from quire.compute.models.qwen2_moe import STEMS as EXPERT_STEMS
 from quire.compute.models.recurrent import DeltaSpec
@@ -34,6 +35,15 @@ LINEAR: Final = "linear_attention"
 DELTA: Final = LAYER + "linear_attn."
 MAX_FILTER: Final = 64
 GUESSING: Final = ("mtp.",)
+GUESS_LAYER: Final = "mtp.layers.0."
+GUESS_STEMS: Final = MappingProxyType(
+    {
+        Part.TOKEN_NORM: "mtp.pre_fc_norm_embedding",
+        Part.STATE_NORM: "mtp.pre_fc_norm_hidden",
+        Part.EMBEDDING_IN: "mtp.fc",
+        Part.FINAL_NORM: "mtp.norm",
+    }
+)
 DEFAULTS: Final = MappingProxyType(
     {
         **{"num_key_value_heads": 2, "head_dim": 256, "partial_rotary_factor": 0.25, "full_attention_interval": 4},
@@ -115,7 +125,10 @@ def with_recurrent_layers(
         for layer, is_recurrent in zip(spec.layers, _recurrent(config, len(spec.layers)), strict=True)
     )
     spec = replace(spec, delta=delta, layers=layers, sources=MappingProxyType({**spec.sources, **rows}))
-    return without_further_layers(config, spec)
+    spec = without_further_layers(config, spec)
+    if spec.guess_sources or config.flag("mtp_use_dedicated_embeddings", False):  # names of GGUF, or another head
+        return spec
+    return with_guess_layer(spec, GUESS_LAYER, GUESS_STEMS)
 
 
 def _recurrent(config: ConfigFile, count: int) -> list[bool]:

@@ -11,7 +11,7 @@ from quire._native import Adapter as NativeAdapter
 from quire._native import Decoder
 from quire.compute.adapters.folder import Adapter, LowRank
 from quire.compute.adapters.places import BY_HEAD
-from quire.compute.arrays import FloatArray, IntArray
+from quire.compute.arrays import BoolArray, FloatArray, IntArray, Logits
 from quire.compute.models.base import DecoderSpec
 from quire.compute.models.distances import biases_by_distance
 from quire.compute.models.parts import Part
@@ -36,6 +36,8 @@ NORMS = frozenset(
         Part.QUERY_NORM,
         Part.KEY_NORM,
         Part.EMBEDDING_NORM,
+        Part.TOKEN_NORM,
+        Part.STATE_NORM,
         Part.FINAL_NORM,
         Part.QUERY_DOWN_NORM,
         Part.LATENT_NORM,
@@ -101,8 +103,7 @@ class NativeDecoder:
         """
         self._follow(cache)
         num_logits = len(inputs.logit_indices)
-        if num_logits > len(self._logits):
-            self._logits = np.zeros((num_logits, self._logits.shape[1]), np.float32)
+        logits = self._logits_for(num_logits)
         finite_logits = np.zeros(num_logits, np.bool_)
         finite = np.zeros(len(inputs.token_ids), np.bool_)
         size = self.spec.hidden_size
@@ -114,7 +115,7 @@ class NativeDecoder:
             inputs.logit_indices,
             inputs.slots,
             inputs.block_tables,
-            self._logits,
+            logits,
             finite_logits,
             finite,
             inputs.state_indices,
@@ -126,7 +127,26 @@ class NativeDecoder:
             inputs.ends_seen,
             layers=layers,
         )
-        return StepOutputs(self._logits[:num_logits], finite, finite_logits, states[:, :size])
+        return StepOutputs(logits[:num_logits], finite, finite_logits, states[:, :size])
+
+    def embed(self, token_ids: IntArray) -> FloatArray:
+        """Return the rows of the embedding for some tokens. Does not mutate."""
+        rows = np.zeros((len(token_ids), self.spec.embedding_size or self.spec.hidden_size), np.float32)
+        self._decoder.embed(token_ids, rows)
+        return rows
+
+    def logits_of(self, states: FloatArray) -> tuple[Logits, BoolArray]:
+        """Return the logits of hidden states, valid until the next call, and which rows are finite."""
+        logits = self._logits_for(len(states))
+        finite = np.zeros(len(states), np.bool_)
+        self._decoder.project(np.ascontiguousarray(states), logits, finite)
+        return logits[: len(states)], finite
+
+    def _logits_for(self, count: int) -> FloatArray:
+        """Return memory for the logits of a step, at least this many rows."""
+        if count > len(self._logits):
+            self._logits = np.zeros((count, self._logits.shape[1]), np.float32)
+        return self._logits
 
     def load_adapter(self, adapter: Adapter) -> None:
         """Load and pack an adapter for sequences to use, unless it is in memory. Mutates."""
@@ -217,7 +237,7 @@ class NativeDecoder:
             biases = biases_by_distance(_as_float32(parts[Part.DISTANCE_BIAS].weight), self.spec.context_length)
             self._decoder.set_vector(Part.DISTANCE_BIAS.value, -1, biases.ravel())
         rest = {Part.EMBEDDING_IN, Part.EMBEDDING_NORM, Part.EMBEDDING_OUT, Part.FINAL_NORM, Part.HEAD}
-        rest |= {Part.LAYER_INPUTS, Part.LAYER_INPUTS_NORM}
+        rest |= {Part.LAYER_INPUTS, Part.LAYER_INPUTS_NORM, Part.TOKEN_NORM, Part.STATE_NORM}
         self._set_parts({part: piece for part, piece in parts.items() if part in rest}, -1)
 
     def _set_parts(self, parts: Parts, layer: int, expert: int = -1) -> None:

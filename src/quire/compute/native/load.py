@@ -10,7 +10,7 @@ from typing import Final
 
 from quire._native import Decoder, Kernels, ThreadTeam, kernel_names, kernels
 from quire._native import activation_bytes as step_bytes
-from quire.compute.backend import LATENT_KV, DraftParts, WorkerParts
+from quire.compute.backend import LATENT_KV, DraftParts, GuessLayerParts, WorkerParts
 from quire.compute.models import ModelDescription
 from quire.compute.models.base import DecoderSpec
 from quire.compute.native.decoder import PANEL_WIDTH, NativeDecoder
@@ -149,12 +149,14 @@ def make_parts(
     decoder = Decoder(decoder_shape(spec, cache.spec, settings.adapter_rank), chosen, team)
     runner = _runner(spec, reader, decoder, settings, cache.spec.dtype)
     sampler = NativeSampler(chosen, team, spec.vocab_size)
+    has_layer = draft is not None and draft.spec.joins_states
     touches = settings.touch_kv_memory == "idle"
     return WorkerParts(
         runner,
         cache,
         sampler,
-        draft=None if draft is None else _draft_parts(draft, settings, cache, spec.vocab_size, team),
+        draft=None if draft is None or has_layer else _draft_parts(draft, settings, cache, spec.vocab_size, team),
+        layer=_layer_parts(draft, settings, cache, runner, sampler, team) if draft is not None and has_layer else None,
         on_start=partial(runner.prepare_memory, cache, touches),
         adapters=runner,
         has_adapter=runner.has_adapter,
@@ -194,6 +196,26 @@ def _draft_parts(
     runner = _runner(spec, reader, decoder, settings, cache.spec.dtype)
     sampler = NativeSampler(chosen, team, min(vocab_size, spec.vocab_size))
     return DraftParts(runner, cache, sampler, spec.context_length, settings.max_num_batched_tokens)
+
+
+def _layer_parts(
+    model: ModelDescription,
+    settings: NativeSettings,
+    cache: CacheEngine,
+    ends: NativeDecoder,
+    sampler: NativeSampler,
+    team: ThreadTeam,
+) -> GuessLayerParts:
+    """Return the parts of a model's own layer that guesses; `ends`: the model."""
+    if cache.draft is None:
+        raise InvariantError("the KV memory has no room for the layer that guesses")
+    spec, settings, tensors = model.spec, settings.of_draft(), model.source.tensors()
+    weights, kept = in_groups(settings.weights), kept_blocks(tensors.block_types)
+    reader = WeightReader(spec, tensors, settings.dtype, weights, block_types=kept)
+    decoder = Decoder(decoder_shape(spec, cache.draft.spec), kernels_for(settings.instruction_set), team)
+    runner = NativeDecoder(spec, decoder, reader)
+    decoder.reserve(settings.max_num_batched_tokens, 0)
+    return GuessLayerParts(runner, cache.draft, sampler, ends, spec.context_length)
 
 
 def _thread_team(num_threads: int) -> ThreadTeam:

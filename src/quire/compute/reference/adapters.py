@@ -15,6 +15,7 @@ import numpy as np
 
 from quire.compute.adapters.folder import Adapter, LowRank
 from quire.compute.adapters.places import OF_EXPERTS
+from quire.compute.arrays import BoolArray, FloatArray, IntArray
 from quire.compute.reference.decoder import ReferenceDecoder
 from quire.compute.weights.decoder_weights import DecoderWeights, PartWeights
 from quire.compute.worker.cache_engine import CacheEngine
@@ -48,6 +49,14 @@ class AdaptedDecoder:
             np.concatenate([each.finite_logits for each in found]),
             np.concatenate([each.states for each in found]),
         )
+
+    def embed(self, token_ids: IntArray) -> FloatArray:
+        """Return the rows of the embedding, which no adapter changes, for some tokens. Does not mutate."""
+        return self._base.embed(token_ids)
+
+    def logits_of(self, states: FloatArray) -> tuple[FloatArray, BoolArray]:
+        """Return the logits of hidden states, by the head, which no adapter changes. Does not mutate."""
+        return self._base.logits_of(states)
 
     def load_adapter(self, adapter: Adapter) -> None:
         """Load an adapter for sequences to use, unless it is in memory. Mutates."""

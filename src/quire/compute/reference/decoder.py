@@ -112,12 +112,30 @@ class ReferenceDecoder:
         """Return the embedding of each token, or the row that it has instead."""
         if self.spec.vocab_size == 0:
             rows: FloatArray = inputs.given_rows[inputs.given]
-            return rows
-        rows = looked_up(self.weights.parts[Part.EMBEDDING], inputs.token_ids) * np.float32(self.spec.embedding_scale)
+            return self._normed_halves(rows) if self.spec.joins_states else rows
+        rows = self.embed(inputs.token_ids)
         if len(inputs.given):
             is_given = inputs.given >= 0
             rows[is_given] = inputs.given_rows[inputs.given[is_given], : rows.shape[1]]
         return rows
+
+    def embed(self, token_ids: IntArray) -> FloatArray:
+        """Return the rows of the embedding for some tokens. Does not mutate."""
+        rows = looked_up(self.weights.parts[Part.EMBEDDING], token_ids)
+        return rows * np.float32(self.spec.embedding_scale)
+
+    def logits_of(self, states: FloatArray) -> tuple[FloatArray, BoolArray]:
+        """Return the logits of hidden states after the final norm, and which rows are finite. Does not mutate."""
+        logits = self._logits(states)
+        return logits, np.all(np.isfinite(logits), axis=1)
+
+    def _normed_halves(self, rows: FloatArray) -> FloatArray:
+        """Return given rows of tokens and hidden states, each half normalised."""
+        halves = np.split(rows, 2, axis=1)
+        norms = [self.weights.parts[part] for part in (Part.TOKEN_NORM, Part.STATE_NORM)]
+        return np.concatenate(
+            [normalize(half, norm, self.spec.norm) for half, norm in zip(halves, norms, strict=True)], axis=1
+        )
 
     def _with_deep_rows(self, hidden: FloatArray, index: int, inputs: StepInputs) -> FloatArray:
         """Return the output of a layer with the part of given rows that is for it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.compute.backend import DraftParts, WorkerParts
+from quire.compute.backend import DraftParts, GuessLayerParts, WorkerParts
 from quire.compute.models import ModelDescription
 from quire.compute.reference.adapters import AdaptedDecoder
 from quire.compute.reference.decoder import ReferenceDecoder
@@ -42,6 +42,7 @@ def load_parts(
         ReferenceSampler(),
         eos_token_ids=frozenset(model.eos_token_ids),
         draft=_draft_parts(model, cache, weights, kv_dtype),
+        layer=_layer_parts(model.draft, cache, weights, runner),
         adapters=runner,
         has_adapter=runner.has_adapter,
         image_encoder=None if model.vision is None else reference_encoder(model.vision, model.source.tensors()),
@@ -57,9 +58,20 @@ def block_spec(model: ModelDescription, block_size: int) -> KVCacheSpec:
 def _draft_parts(model: ModelDescription, cache: CacheEngine, weights: str, kv_dtype: str) -> DraftParts | None:
     """Return the parts of a model's draft model, or None."""
     draft = model.draft
-    if draft is None or cache.draft is None:
+    if draft is None or cache.draft is None or draft.spec.joins_states:
         return None
     loaded = DecoderWeights.load(draft.spec, draft.source.tensors(), weights=in_groups(weights))
     runner = ReferenceDecoder(draft.spec, loaded, kv_dtype=kv_dtype)
     sampler = ReferenceSampler(min(model.spec.vocab_size, draft.spec.vocab_size))
     return DraftParts(runner, cache.draft, sampler, draft.spec.context_length, most_tokens=512)
+
+
+def _layer_parts(
+    model: ModelDescription | None, cache: CacheEngine, weights: str, ends: AdaptedDecoder
+) -> GuessLayerParts | None:
+    """Return the parts of a model's own layer that guesses, or None; `ends`: the model."""
+    if model is None or cache.draft is None or not model.spec.joins_states:
+        return None
+    loaded = DecoderWeights.load(model.spec, model.source.tensors(), weights=in_groups(weights))
+    runner = ReferenceDecoder(model.spec, loaded)
+    return GuessLayerParts(runner, cache.draft, ReferenceSampler(), ends, model.spec.context_length)

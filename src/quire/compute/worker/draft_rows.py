@@ -30,7 +30,8 @@ import numpy as np
 
 from quire.compute.arrays import BoolArray
 from quire.compute.backend import DraftParts
-from quire.compute.worker.grammar_rows import NO_MASKS, GrammarRows
+from quire.compute.worker.grammar_rows import GrammarRows
+from quire.compute.worker.guess_draws import GuessDraws
 from quire.compute.worker.input_batch import InputBatch
 from quire.compute.worker.sampling_columns import SamplingColumns
 from quire.core.guesses import Guesses
@@ -68,10 +69,8 @@ class DraftRows:
 
     def __init__(self, parts: DraftParts, columns: SamplingColumns, grammars: GrammarRows, vocab_size: int) -> None:
         self._parts = parts
-        self._columns = columns
-        self._grammars = grammars
-        # Rules and masks name tokens of the model: a draft model that lacks some of them draws without them.
-        self._sees_rules = parts.runner.vocab_size >= vocab_size
+        # A draft model that lacks some tokens of the model draws without rules and masks.
+        self._draws = GuessDraws(parts.sampler, columns, grammars, parts.runner.vocab_size >= vocab_size)
         self._ahead: dict[int, _Ahead] = {}  # by row
         self._slots_read = np.zeros((parts.cache.num_blocks, parts.cache.spec.block_size), np.bool_)
         self._host_slots_read: dict[int, BoolArray] = {}  # by host block
@@ -171,19 +170,9 @@ class DraftRows:
                 job.depth = len(job.made)
         if not going_on:
             return
-        rows, positions = [job.row for _, job in going_on], [job.end for _, job in going_on]
-        texts = [(batch.tokens(job.row), job.made) for _, job in going_on] if self._sees_rules else []
-        masks = (
-            self._grammars.masks_behind({job.row: job.made for _, job in going_on}) if self._sees_rules else NO_MASKS
-        )
-        draws = self._columns.guesses(rows, positions, texts, masks)
-        draws.logit_rows[:] = [logit_row for logit_row, _ in going_on]
-        tokens = self._parts.sampler.sample(outputs.logits, draws).tokens.tolist()
+        logit_rows, made = [logit_row for logit_row, _ in going_on], {job.row: job.made for _, job in going_on}
+        tokens = self._draws.draw(outputs.logits, logit_rows, made, batch)
         for (_, job), token in zip(going_on, tokens, strict=True):
             job.start, job.tokens = job.end, array("i", [token])
             job.made.append(token)
-        if self._sees_rules:  # the next masks are made during the next pass
-            next_jobs = [job for _, job in going_on if len(job.made) < job.depth]
-            self._grammars.ask_behind(
-                {job.row: batch.tokens(job.row) for job in next_jobs}, {job.row: job.made for job in next_jobs}
-            )
+        self._draws.ask({job.row: job.made for _, job in going_on if len(job.made) < job.depth}, batch)

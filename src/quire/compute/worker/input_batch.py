@@ -114,18 +114,28 @@ class InputBatch:
     ) -> StepInputs:
         """Return the arrays of a step in which rows compute these tokens from `starts` on, with this many logits each.
 
-        Does not mutate; O(tokens). Raises `ExecutionError` unless the block tables hold their positions.
+        The step is that of a model whose layers use the block tables of the first KV group. Does not mutate; O(tokens).
+        Raises `ExecutionError` unless the block tables hold their positions.
         """
         counts = list(map(len, tokens))
         columns = _integers(rows), _integers(starts), _integers(counts), _integers(wanted)
-        return self._inputs(range(len(rows)), columns, _integers([token for each in tokens for token in each]))
+        token_ids = _integers([token for each in tokens for token in each])
+        return self._inputs(range(len(rows)), columns, token_ids, num_groups=1)
 
     def _inputs(
-        self, entries: Sequence[int], columns: tuple[IntArray, IntArray, IntArray, IntArray], token_ids: IntArray
+        self,
+        entries: Sequence[int],
+        columns: tuple[IntArray, IntArray, IntArray, IntArray],
+        token_ids: IntArray,
+        num_groups: int | None = None,
     ) -> StepInputs:
-        """Return the arrays of entries, given columns of their rows, starts, counts and numbers of logits."""
+        """Return the arrays of entries, given columns of their rows, starts, counts and numbers of logits.
+
+        `num_groups`: the KV groups that the step uses; None: all.
+        """
         rows, starts, counts, wanted = columns
-        self._check_tables(rows, starts, starts + counts)
+        tables = self._tables[:num_groups]
+        self._check_tables(rows, starts, starts + counts, tables)
         query_starts, positions = _running_sum(counts), _spans(starts, counts)
         most_blocks = -(-int((starts + counts).max(initial=0)) // self._spec.block_size)
         return StepInputs(
@@ -133,8 +143,8 @@ class InputBatch:
             query_starts=query_starts,
             token_ids=token_ids,
             positions=positions,
-            slots=tuple(self._slots(table, np.repeat(rows, counts), positions) for table in self._tables),
-            block_tables=tuple(table[:, :most_blocks][rows] for table in self._tables),
+            slots=tuple(self._slots(table, np.repeat(rows, counts), positions) for table in tables),
+            block_tables=tuple(table[:, :most_blocks][rows] for table in tables),
             logit_starts=_running_sum(wanted),
             logit_indices=_spans(query_starts[1:] - wanted, wanted),
             rows=rows,
@@ -242,10 +252,13 @@ class InputBatch:
         if drafts and not 0 <= min(drafts) <= max(drafts) < self._vocab_size:
             raise ExecutionError(f"row {row} has a draft that is not a token id")
 
-    def _check_tables(self, rows: IntArray, starts: IntArray, stops: IntArray) -> None:
-        """Raise unless the tables hold each position that computing starts … stops - 1 reads or writes."""
+    def _check_tables(self, rows: IntArray, starts: IntArray, stops: IntArray, tables: Sequence[IntArray]) -> None:
+        """Raise unless the tables hold each position that computing starts … stops - 1 reads or writes.
+
+        `tables`: those of the first KV groups, or of all.
+        """
         size = self._spec.block_size
-        for group, table in zip(self._spec.groups, self._tables, strict=True):
+        for group, table in zip(self._spec.groups, tables, strict=False):
             first = np.array([group.first_needed(start) for start in starts.tolist()], np.int64) // size
             counts = (stops - 1) // size + 1 - first
             owners, indices = np.repeat(np.arange(len(rows)), counts), _spans(first, counts)

@@ -19,6 +19,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -33,8 +34,10 @@ from quire.compute.worker.careful_rows import CarefulRows
 from quire.compute.worker.decode_steps import DecodeSteps
 from quire.compute.worker.draft_rows import DraftRows
 from quire.compute.worker.grammar_rows import GrammarRows, RowMasks
+from quire.compute.worker.guess_draws import GuessDraws
 from quire.compute.worker.image_rows import ImageRows
 from quire.compute.worker.input_batch import InputBatch, num_sampled_logits
+from quire.compute.worker.layer_rows import LayerRows
 from quire.compute.worker.model_runner import StepInputs, StepOutputs
 from quire.compute.worker.pooled_rows import PooledRows
 from quire.compute.worker.reports import reports
@@ -67,9 +70,13 @@ class Worker:
         self._images = ImageRows(parts.image_encoder, parts.encoded_images)
         self._decodes = DecodeSteps(self._careful)
         self._proposer = parts.proposer
-        self._draft = None
+        self._draft: DraftRows | LayerRows | None = None
+        self._layer: LayerRows | None = None
         if parts.draft is not None:
             self._draft = DraftRows(parts.draft, self._columns, self._grammars, parts.runner.vocab_size)
+        elif parts.layer is not None:
+            draws = GuessDraws(parts.layer.sampler, self._columns, self._grammars)
+            self._draft = self._layer = LayerRows(parts.layer, draws)
         self._rivals = Rivals()
         self._on_start = parts.on_start
         self._ahead = None if parts.launcher is None else StepsAhead(parts.launcher, self._columns, self._careful_ahead)
@@ -187,6 +194,8 @@ class Worker:
             return self._computed(plan, batch)
         began_s = time.perf_counter()
         result = self._computed(plan, batch)
+        if self._draft is not None:
+            self._draft.note(plan, batch)
         if self._proposer is None:
             return replace(result, duration_us=_microseconds_since(began_s))
         if not plan.proposals and self._draft is None:
@@ -197,7 +206,6 @@ class Worker:
         duration_us = self._microseconds_with_plan(began_s)
         if self._draft is None:
             return replace(result, proposals=proposals, duration_us=duration_us)
-        self._draft.note(plan, batch)
         taken = self._rivals.take(proposals, texts)
         depths = {row: depth for row, depth in plan.depths.items() if row in texts and row not in taken}
         guesses, draft_us = self._draft.follow(batch, depths)
@@ -237,7 +245,8 @@ class Worker:
             self._grammars.ask_behind({row: batch.tokens(row) for row in plan.drafts}, plan.drafts, plan.proposals)
             began_s = time.perf_counter()
             inputs = self._images.with_images(plan, self._adapters.with_adapters(inputs))
-            outputs = self._runner.run(inputs, self.cache)
+            run = self._runner.run if self._layer is None else partial(self._layer.run, self._runner)
+            outputs = run(inputs, self.cache)
             self._images.note_computed(plan)
             self._step_s = time.perf_counter() - began_s
             if decodes is not None and outputs.finite.all() and outputs.finite_logits.all():

@@ -1,0 +1,68 @@
+"""The layer with which a model guesses its own next tokens: one more layer in its checkpoint (MTP, `nextn`).
+
+    position i          h(i), the model's hidden state after the final norm, and t(i + 1), the next token
+    row of the layer    EMBEDDING_IN · [TOKEN_NORM(embedding of t(i + 1)), STATE_NORM(h(i))]
+    then                one decoder layer over the rows up to i, FINAL_NORM, the model's own head: logits of t(i + 2)
+
+The layer is a decoder of its own, of one layer without a vocabulary: its rows are given, and the model embeds tokens
+and computes logits for it. For a guess after the first, its own output replaces the model's hidden state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Final
+
+from quire.compute.models.base import DecoderSpec
+from quire.compute.models.parts import Part, WeightSource
+
+NEXTN: Final = MappingProxyType(
+    {
+        Part.TOKEN_NORM: "enorm",
+        Part.STATE_NORM: "hnorm",
+        Part.EMBEDDING_IN: "eh_proj",
+        Part.FINAL_NORM: "shared_head.norm",
+    }
+)
+"""The names of DeepSeek, within the layer."""
+OF_LAYER: Final = "layers.{layer}."
+
+
+def with_guess_layer(spec: DecoderSpec, layer: str, others: Mapping[Part, str]) -> DecoderSpec:
+    """Return the spec, which knows the tensors of a layer that guesses.
+
+    `layer`: what the names of its layer begin with; `others`: the names of the other parts.
+    """
+    of_layer = {
+        part: replace(source, stem=layer + source.stem.partition(OF_LAYER)[2])
+        for part, source in spec.sources.items()
+        if OF_LAYER in source.stem
+    }
+    sources = of_layer | {part: WeightSource(stem) for part, stem in others.items()}
+    return replace(spec, guess_sources=MappingProxyType(sources))
+
+
+def guess_layer(spec: DecoderSpec) -> DecoderSpec:
+    """Return the spec of the layer that guesses, which is like the model's last layer with attention. Pure."""
+    layer = next(each for each in reversed(spec.layers) if not each.recurrent)
+    return replace(
+        spec,
+        vocab_size=0,
+        embedding_size=2 * spec.hidden_size,
+        joins_states=True,
+        tied_head=True,
+        layers=(layer,),
+        experts=spec.experts if layer.sparse else None,
+        delta=None,
+        sources=spec.guess_sources,
+        guess_sources=MappingProxyType({}),
+        ignored_tensors=frozenset(),
+        ignored_prefixes=("",),  # all other tensors are the model's
+    )
+
+
+def guess_layer_stem(spec: DecoderSpec) -> str:
+    """Return the name of a tensor that a checkpoint with the layer has, without `.weight`. Pure."""
+    return spec.guess_sources[Part.EMBEDDING_IN].stem
