@@ -59,7 +59,8 @@ def run(llm: LLM, workload: Sequence[tuple[list[int], SamplingParams]]) -> list[
 
 
 def make(folder: Path, **settings: Any) -> LLM:
-    llm = LLM(folder, skip_tokenizer_init=True, **{"kv_memory": "8MiB", "max_model_len": LONGEST, **settings})
+    usual = {"skip_tokenizer_init": True, "kv_memory": "8MiB", "max_model_len": LONGEST}
+    llm = LLM(folder, **{**usual, **settings})
     verify_all_guesses(llm)
     return llm
 

@@ -50,7 +50,9 @@ class PlanReport:
         ]
         draft = self.sizer.model_of(config).draft
         if draft is not None:
-            facts.append(("guesses", f"{config.speculation}: {draft.architecture}, {len(draft.spec.layers)} layers"))
+            own = "the model's own layer" if draft.spec.joins_states else ""
+            size = own or f"{draft.architecture}, {len(draft.spec.layers)} layers"
+            facts.append(("guesses", f"{config.speculation}: {size}"))
         engine = next((study.engine for study in self.studies if study.engine is not None), None)
         if engine is not None:
             spec = engine.facts.kv_spec

@@ -214,10 +214,12 @@ class Study:
         return RooflineCost(Roofline(machine, shape, numbers), bytes_per_block=spec.bytes_per_block)
 
     def _draft_cost(self, sized: SizedEngine) -> StepCost | None:
-        """Return the time of a pass of the draft model; None without one."""
+        """Return the time of a pass of the draft model, or of the model's own layer with its head; None without one."""
         draft, spec = self._sizer.model_of(sized.config).draft, sized.facts.kv_spec
         if draft is None:
             return None
+        if draft.spec.joins_states:
+            draft = replace(draft, spec=replace(self._sizer.model.spec, layers=draft.spec.layers))
         numbers = Numbers(sized.facts.dtype, sized.facts.weights, spec.dtype)
         shape = shape_of(sized.config.speculation, draft, replace(sized.facts, kv_spec=spec.draft or spec))
         return RooflineCost(Roofline(self._hardware, shape, numbers))

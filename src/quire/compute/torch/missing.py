@@ -7,6 +7,8 @@ from quire.compute.models.base import DecoderSpec
 
 def missing(spec: DecoderSpec) -> str:
     """Return what a model has that this engine does not run; empty if it runs the model."""
+    if spec.joins_states:
+        return "the layer of a model that guesses (speculation mtp)"
     if spec.attention.latent is not None:
         return "latents (MLA)"
     if spec.delta is not None:
