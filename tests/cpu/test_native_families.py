@@ -19,7 +19,7 @@ from quire.compute.models.source import ModelFolder
 from quire.compute.native import NativeSettings
 from support.native_runs import FLOAT32, NativeRun
 from support.reference_runs import ReferenceRun
-from support.spec_models import write_spec_model
+from support.spec_models import write_model_of
 from support.step_plans import Work
 
 DATA = Path(__file__).parents[1] / "golden" / "data"
@@ -144,9 +144,7 @@ LAYERS = 12  # by the published pattern: ten with a window, two without
 def gemma3(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("gemma3-deep")
     config = MODELS["gemma3"][0] | {"num_hidden_layers": LAYERS, "layer_types": None, "max_position_embeddings": 512}
-    (folder / "config.json").write_text(json.dumps(config))
-    write_spec_model(folder, read_model(ModelFolder(folder)).spec)
-    return folder
+    return write_model_of(folder, config)
 
 
 def bytes_for(num_tokens: int) -> int:

@@ -25,9 +25,9 @@ from quire.core.clock import SystemClock
 from quire.serve.app import make_app
 from quire.serve.config import ServerConfig
 from quire.serve.connections import OTHER_FILES, UNCOUNTED
-from quire.serve.loading.build import only_model
 from quire.serve.server import Server, listen, run_server
 from support.bare_server import ROUTES, FakeModel
+from support.only_model import only_model
 
 QUIRE = (sys.executable, "-m", "quire", "serve")
 QUICK = ("guide", "--port", "0", "--kv-memory", "8MiB", "--num-threads", "1")
@@ -187,7 +187,7 @@ def test_a_server_seldom_looks_at_old_objects_for_garbage(monkeypatch: pytest.Mo
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
     monkeypatch.setattr(asyncio, "run", ended)
     try:
-        run_server(only_model(FakeModel(), ServerConfig(port=0), SystemClock()), lambda _: None)  # type: ignore[arg-type]
+        run_server(only_model(FakeModel(), ServerConfig(port=0), SystemClock()), lambda _: None)
     finally:
         gc.unfreeze()
         gc.set_threshold(*thresholds)
@@ -199,7 +199,7 @@ def test_a_server_seldom_looks_at_old_objects_for_garbage(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_it_in_order_from_the_line_on_that_says_that_it_listens(number: signal.Signals) -> None:
-    models = only_model(FakeModel(), ServerConfig(port=0), SystemClock())  # type: ignore[arg-type]
+    models = only_model(FakeModel(), ServerConfig(port=0), SystemClock())
 
     def announce(text: str) -> None:
         if text.startswith("listening"):

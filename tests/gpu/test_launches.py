@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from tests.gpu.counting_driver import run_alone
 from quire.compute.models import read_model
 from quire.compute.models.source import ModelFolder
 from support.adapters import adapter_tensors, write_adapter
-from support.spec_models import write_spec_model
+from support.spec_models import write_model_of
 from support.tiny_checkpoint import tiny_qwen3_config, write_tiny_qwen3
 
 KINDS: dict[str, dict[str, object]] = {
@@ -46,10 +45,7 @@ def test_all_that_is_served_was_compiled_when_the_largest_steps_were_rehearsed(
 ) -> None:
     model, scratch = tmp_path / "model", tmp_path / "driver"
     scratch.mkdir()
-    model.mkdir()
-    config = tiny_qwen3_config() | KINDS[kind]
-    (model / "config.json").write_text(json.dumps(config))
-    write_spec_model(model, read_model(ModelFolder(model)).spec)
+    write_model_of(model, tiny_qwen3_config() | KINDS[kind])
     rehearsed, served = run_alone(scratch, "tests.gpu.counting_driver", str(model), kv_dtype)
     assert served == rehearsed
     if kind == "experts":
@@ -68,9 +64,7 @@ def test_all_that_is_served_was_compiled_when_the_largest_steps_were_rehearsed(
 def test_ranks_launch_what_they_rehearsed(sums: str, tmp_path: Path) -> None:
     model, scratch = tmp_path / "model", tmp_path / "driver"
     scratch.mkdir()
-    model.mkdir()
-    (model / "config.json").write_text(json.dumps(tiny_qwen3_config() | KINDS["experts"]))
-    write_spec_model(model, read_model(ModelFolder(model)).spec)
+    write_model_of(model, tiny_qwen3_config() | KINDS["experts"])
     rehearsed, served, replayed = run_alone(scratch, "tests.gpu.counting_ranks", str(model), sums)
     assert served == rehearsed
     assert {name: served.get(name) for name in EXPERTS} == EXPERTS
@@ -96,9 +90,7 @@ def test_a_recorded_step_launches_as_much_with_adapters_as_without(kind: str, tm
     if kind == "dense":
         write_tiny_qwen3(model)
     else:
-        config = tiny_qwen3_config() | KINDS["experts"]
-        (model / "config.json").write_text(json.dumps(config))
-        write_spec_model(model, read_model(ModelFolder(model)).spec)
+        write_model_of(model, tiny_qwen3_config() | KINDS["experts"])
     spec = read_model(ModelFolder(model)).spec
     for seed in range(8):
         write_adapter(model / f"a{seed}", adapter_tensors(spec, seed=seed))

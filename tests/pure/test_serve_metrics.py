@@ -20,13 +20,13 @@ from quire.serve.config import ServerConfig
 from quire.serve.errors import ApiError
 from quire.serve.gate import Gate
 from quire.serve.gate_limits import GateLimits
-from quire.serve.loading.build import only_model
 from quire.serve.logs import AGAIN_AFTER_S, MAX_MESSAGES, JsonFormatter, Seldom, TextFormatter, configure_logs
 from quire.serve.metrics import FINISHED_WELL, VLLM_NAMES, CallMetrics, Metrics
 from quire.serve.prometheus import Histogram, by_label, render
 from quire.serve.stats_line import StatsLine
 from quire.serve.tenants import ANYBODY
 from support.bare_server import FakeModel
+from support.only_model import only_model
 from support.prometheus_text import Read, parse
 
 STATS = EngineStats(num_running=3, num_waiting=1, num_blocks=8, num_used_blocks=2, queried_tokens_total=100)
@@ -241,7 +241,7 @@ def test_all_of_quire_is_logged_and_nothing_of_uvicorn() -> None:
 def test_the_line_of_lately_tells_what_has_happened_since() -> None:
     clock, model = ManualClock(), FakeModel()
     model.state = ModelState.READY
-    models = only_model(model, ServerConfig(), clock)  # type: ignore[arg-type]
+    models = only_model(model, ServerConfig(), clock)
     services, line = models.first, StatsLine(models)
     clock.advance(10)
     assert line.take() is None
@@ -267,7 +267,7 @@ def test_the_line_of_lately_tells_what_has_happened_since() -> None:
 def test_the_line_of_lately_goes_on_when_the_engine_was_started_again() -> None:
     clock, model = ManualClock(), FakeModel()
     model.counts = EngineStats(queried_tokens_total=1000, hit_tokens_total=900)
-    models = only_model(model, ServerConfig(), clock)  # type: ignore[arg-type]
+    models = only_model(model, ServerConfig(), clock)
     services, line = models.first, StatsLine(models)
     services.metrics.note_tokens(40, 10, 0)
     model.counts = EngineStats(queried_tokens_total=40, hit_tokens_total=10)

@@ -25,10 +25,10 @@ from quire.engine.records.stats import EngineStats, ModelState
 from quire.engine.text.tenant_pool import TenantPool
 from quire.serve.app import make_app
 from quire.serve.config import ServerConfig
-from quire.serve.loading.build import only_model
 from quire.serve.read.body import BodyLimits, read_body
 from quire.serve.server import Server, listen
 from quire.serve.services import Services
+from support.only_model import only_model
 from support.server_thread import Answer, in_thread
 
 PART = b"a part of a text\n"
@@ -215,7 +215,7 @@ def serving(model: FakeModel | None = None, **settings: Any) -> Iterator[BareSer
     """A server on a free port; it has ended when the context is left."""
     model = model or FakeModel()
     config = ServerConfig(**({"port": 0, "drain_timeout_s": 0.0} | settings))
-    models = only_model(model, config, SystemClock())  # type: ignore[arg-type]
+    models = only_model(model, config, SystemClock())
     listener = listen("127.0.0.1", 0)
     port = listener.getsockname()[1]
     said: list[str] = []

@@ -26,10 +26,10 @@ from quire.engine.commands import AnyCommand
 from quire.engine.records.live import ShowLive
 from quire.serve.app import make_app
 from quire.serve.config import ServerConfig
-from quire.serve.loading.build import only_model
 from quire.serve.model import SupervisedModel
 from quire.serve.server import Server, listen
 from quire.serve.services import Services
+from support.only_model import only_model
 from support.server_thread import Answer, in_thread
 
 SETTINGS: Mapping[str, Any] = {"kv_memory": "8MiB", "num_threads": 1}

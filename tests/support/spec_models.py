@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -10,9 +11,11 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
+from quire.compute.models import read_model
 from quire.compute.models.base import DecoderSpec, LayerSpec
 from quire.compute.models.parts import NormKind, NormScope, NormSpec, Part, WeightSource
 from quire.compute.models.recurrent import ConvolutionSpec, DeltaSpec, MambaSpec
+from quire.compute.models.source import ModelFolder
 from quire.compute.models.sublayers import (
     Activation,
     AttentionSpec,
@@ -468,6 +471,14 @@ def random_tensors(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, NDArray[n
     """Return random weights of these shapes, by name."""
     random = np.random.default_rng(0)
     return {name: _random_tensor(shape, random) for name, shape in shapes.items()}
+
+
+def write_model_of(folder: Path, config: Mapping[str, object]) -> Path:
+    """Write a folder with these settings and random weights, and return it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    write_spec_model(folder, read_model(ModelFolder(folder)).spec)
+    return folder
 
 
 def _random_tensor(shape: tuple[int, ...], random: np.random.Generator) -> NDArray[np.float32]:

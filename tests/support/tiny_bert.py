@@ -7,10 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from quire.compute.models import read_model
-from quire.compute.models.source import ModelFolder
 from quire.compute.weights.checkpoint import Checkpoint
-from support.spec_models import write_spec_model
+from support.spec_models import write_model_of
 from support.tiny_checkpoint import write_model_weights
 
 CONFIG: dict[str, object] = {
@@ -51,9 +49,7 @@ def write_tiny_reranker(folder: Path, labels: int = 1, family: str = "Bert", **s
 
 def write_tiny_bert(folder: Path, pooling: str = "mean_tokens", **settings: object) -> Path:
     """Write the model's folder and return it. `settings` replace fields of config.json."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps({**CONFIG, **settings}))
-    write_spec_model(folder, read_model(ModelFolder(folder)).spec)
+    write_model_of(folder, {**CONFIG, **settings})
     (folder / "1_Pooling").mkdir()
     (folder / "1_Pooling" / "config.json").write_text(json.dumps({f"pooling_mode_{pooling}": True}))
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer_json()))

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
-from quire.compute.models import read_model
-from quire.compute.models.source import ModelFolder
-from support.spec_models import write_spec_model
+from support.spec_models import write_model_of
 
 CONFIG: dict[str, object] = {
     "architectures": ["GraniteMoeHybridForCausalLM"],
@@ -31,16 +28,9 @@ NEMOTRON: dict[str, object] = {
 
 def write_tiny_nemotron(folder: Path, **settings: object) -> Path:
     """Write the folder of a Nemotron-H and return it. `settings` replace fields of config.json."""
-    return _write(folder, {**NEMOTRON, **settings})
+    return write_model_of(folder, {**NEMOTRON, **settings})
 
 
 def write_tiny_granite(folder: Path, **settings: object) -> Path:
     """Write the model's folder and return it. `settings` replace fields of config.json."""
-    return _write(folder, {**CONFIG, **settings})
-
-
-def _write(folder: Path, config: dict[str, object]) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config))
-    write_spec_model(folder, read_model(ModelFolder(folder)).spec)
-    return folder
+    return write_model_of(folder, {**CONFIG, **settings})

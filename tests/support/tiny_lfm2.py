@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
-from quire.compute.models import read_model
-from quire.compute.models.source import ModelFolder
-from support.spec_models import write_spec_model
+from support.spec_models import write_model_of
 
 CONFIG: dict[str, object] = {
     "architectures": ["Lfm2ForCausalLM"],
@@ -19,7 +16,4 @@ CONFIG: dict[str, object] = {
 
 def write_tiny_lfm2(folder: Path, **settings: object) -> Path:
     """Write the model's folder and return it. `settings` replace fields of config.json."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps({**CONFIG, **settings}))
-    write_spec_model(folder, read_model(ModelFolder(folder)).spec)
-    return folder
+    return write_model_of(folder, {**CONFIG, **settings})

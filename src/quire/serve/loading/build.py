@@ -22,22 +22,16 @@ from quire.serve.loading.budget import plan_fleet
 from quire.serve.loading.loadable import LoadableModel, PlannedModel
 from quire.serve.loading.model_set import ModelSet
 from quire.serve.loading.residency import Residency
-from quire.serve.model import ReloadableModel, SupervisedModel
+from quire.serve.model import SupervisedModel
 from quire.serve.model_names import LATEST, same_model
 from quire.serve.replicas.store_courier import RelayCourier, StoreCourier
-from quire.serve.services import make_server_services, make_services, model_name, services_of
+from quire.serve.services import make_server_services, model_name, services_of
 
 if TYPE_CHECKING:
     from quire.engine.factory import EngineBlueprint
 
 MAX_READING: Final = 16
 """Requests of a tenant that may wait to open models that are not loaded."""
-
-
-def only_model(model: ReloadableModel, config: ServerConfig, clock: Clock) -> ModelSet:
-    """Return the set of one existing model, which has all the memory."""
-    services = make_services(model, config, clock)
-    return ModelSet(services, [services], Residency(clock, 0, {services.name: 0}, math.inf))
 
 
 def make_model_set(
