@@ -139,7 +139,7 @@ def test_a_block_comes_back_although_the_one_after_it_makes_room() -> None:
     reader = Request("reader", [1] * 4 + [3])
     assert manager.start_load(reader, manager.match_prefix(reader))
     end_transfers("damaged")
-    manager.end_loads(reader)
+    manager.disk.end_loads(reader)
     writer = Request("writer", [9] * 5)
     assert manager.allocate_slots(writer, 5)
     writer.num_computed = writer.num_planned = 4

@@ -296,7 +296,7 @@ class MemoryMachine(RuleBasedStateMachine):
         return pick([*self.past, *(model.tokens for model in self.running)], number)
 
     def startable(self) -> list[Model]:
-        waiting = [m for m in self.waiting if not self.manager.is_loading(m.request)]
+        waiting = [m for m in self.waiting if not self.manager.disk.is_loading(m.request)]
         return [m for m in waiting if m.request not in self.manager.memories and not m.request.num_late_results]
 
     def returnable(self) -> list[Model]:
@@ -346,7 +346,7 @@ class MemoryMachine(RuleBasedStateMachine):
             return self.go_on()
         model = pick(models, which)
         held = {b for blocks in self.held(model) for b in blocks} if model.request in self.manager.memories else set()
-        self.manager.end_loads(model.request)
+        self.manager.disk.end_loads(model.request)
         name = model.request.request_id
         own = [block for block in self.pool.blocks if block.entry is not None and block.request_id == name]
         own = [block for block in own if block.ref_count == (block.block_id in held)]
@@ -531,7 +531,7 @@ class MemoryMachine(RuleBasedStateMachine):
     def give_up_loads(self, luck: int) -> None:
         """A running sequence needs the room: every block that a load holds comes back at once."""
         self.begin_plan()
-        if luck or not self.manager.give_up_loads():
+        if luck or not self.manager.disk.give_up_loads():
             return self.go_on()
         assert not list(self.manager.disk.held_blocks())
 
@@ -719,7 +719,7 @@ class MemoryMachine(RuleBasedStateMachine):
 
     def run(self, model: Model, start: int) -> None:
         request = model.request
-        self.manager.end_loads(request)
+        self.manager.disk.end_loads(request)
         self.waiting.remove(model)
         self.running.append(model)
         request.become(RequestStatus.RUNNING)
@@ -764,7 +764,7 @@ class MemoryMachine(RuleBasedStateMachine):
         self.copies = [(owner, pair) for owner, pair in self.copies if owner is not model]
 
     def end(self, model: Model) -> None:
-        self.manager.end_loads(model.request)
+        self.manager.disk.end_loads(model.request)
         if model.request in self.manager.memories:
             self.manager.free(model.request)
         self.forget(model)

@@ -100,8 +100,8 @@ class EngineClient:
     @property
     def ask_s(self) -> float | None:
         """Seconds after which to send an idle engine `AskDisk`; grows while the disk does not answer."""
-        num_asked = self._core.scheduler.memory.num_asked
-        return None if num_asked is None else ASK_S * min(1 + num_asked // FEW_ASKED, MOST_SLOWER)
+        disk = self._core.scheduler.memory.disk
+        return ASK_S * min(1 + disk.num_asked // FEW_ASKED, MOST_SLOWER) if disk.is_storing else None
 
     def send(self, command: AnyCommand) -> None:
         """Carry out a command; raises `InvalidRequestError` for a request that can never be served. Mutates."""

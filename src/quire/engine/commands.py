@@ -252,7 +252,7 @@ def carry_out(command: Command, scheduler: Scheduler) -> None:
         case LimitPrompts(num_tokens):
             scheduler.prompt_limit = num_tokens
         case AskDisk():
-            scheduler.memory.ask_disk()
+            scheduler.memory.disk.ask()
         case AwaitImages(request_id, is_waiting):
             scheduler.await_images(request_id, is_waiting)
         case KeepPrompt(job, prompt, scope, wants_slots):

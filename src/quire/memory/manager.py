@@ -1,4 +1,4 @@
-"""KVCacheManager: the only interface to the paged memory.
+"""KVCacheManager: the interface to the paged memory; `disk` and `host` are its lower tiers.
 
     match_prefix      which of these tokens are cached?                                does not mutate
     allocate_slots    room for the next tokens: hits, new blocks, copy-on-write        all or nothing: True or False
@@ -141,18 +141,6 @@ class KVCacheManager:
     def start_load(self, request: Request, match: PrefixMatch) -> bool:
         """Start loading blocks beyond a match from disk; False if it has none, or computing is faster. Mutates."""
         return self.disk.start_load(request, match, self._hits.usable)
-
-    def is_loading(self, request: Request) -> bool:
-        """Return whether blocks of a request are being loaded from disk. Does not mutate; O(1)."""
-        return self.disk.is_loading(request)
-
-    def give_up_loads(self) -> bool:
-        """Abandon all loads, so that a running request can use their blocks; False if there are none. Mutates."""
-        return self.disk.give_up()
-
-    def end_loads(self, request: Request) -> None:
-        """End the loads of a waiting request, because it starts to run, or ends. Mutates."""
-        self.disk.forget_request(request)
 
     def note_hits(self, request: Request, num_tokens: int) -> tuple[int, int]:
         """Return how many of the leading tokens came from host and disk for this request, and count them. Mutates."""
@@ -449,23 +437,9 @@ class KVCacheManager:
         return self._changes.moves_in
 
     @property
-    def has_loads(self) -> bool:
-        """Whether blocks are being loaded from disk."""
-        return self.disk.has_loads
-
-    @property
     def has_transfers(self) -> bool:
         """Whether copies to the host or transfers of the disk wait for the next plan."""
         return bool(self._changes.copies_down) or self.disk.has_news
-
-    @property
-    def num_asked(self) -> int | None:
-        """Plans in a row that asked in vain about blocks being written to disk; None: no block is being written."""
-        return self.disk.num_asked if self.disk.is_storing else None
-
-    def ask_disk(self) -> None:
-        """Make the next plan ask which transfers have ended, even if it computes nothing. Mutates."""
-        self.disk.ask()
 
     def note_step(self, num_tokens: int, duration_us: int, transfers: TransferOutcome) -> None:
         """Record how long a step took, and which transfers of the disk have ended. Mutates; O(tickets)."""

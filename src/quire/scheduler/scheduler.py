@@ -163,7 +163,7 @@ class Scheduler:
         else:
             self._waiting.remove(request)
             self._awaited.pop(request, None)
-            self.memory.end_loads(request)
+            self.memory.disk.end_loads(request)
         has_run = request in self.memory.memories or request.num_preemptions > 0
         if reason is FinishReason.ERROR and has_run:
             self.memory.drop(request)
@@ -227,7 +227,7 @@ class Scheduler:
         if self.num_preemptions == preemptions and len(self._waiting):
             self._admit_waiting(step)
         is_idle = not step.decodes and not step.chunks and not self.memory.has_moves
-        is_waiting = is_idle and self.memory.has_loads
+        is_waiting = is_idle and self.memory.disk.has_loads
         if is_idle and (self._committer.num_under_way or not (is_waiting or self.memory.has_transfers)):
             return None
         record = self._committer.begin_step(step)
@@ -295,7 +295,7 @@ class Scheduler:
     def _make_room(self, step: PlanBuilder, request: Request, count: int, place: int) -> int:
         """Allocate slots for up to `count` tokens, preempting later requests; return how many, 0: no room now."""
         while not self.memory.allocate_slots(request, request.num_planned + count):
-            if self.memory.give_up_loads():
+            if self.memory.disk.give_up_loads():
                 continue
             if self.memory.has_windows and self._admission.all_fit(self._running.requests):
                 # Only chunks take the room: their blocks beyond the windows are freed once they are computed.
@@ -415,7 +415,7 @@ class Scheduler:
 
     def _awaits_commit(self, request: Request) -> bool:
         """Return whether a block that the request waits for is still being computed, or loaded."""
-        if self.memory.is_loading(request):
+        if self.memory.disk.is_loading(request):
             return True
         frontier = self._awaited.get(request)
         if frontier is None or self.memory.is_being_computed(frontier):
@@ -465,7 +465,7 @@ class Scheduler:
         if request.status is RequestStatus.WAITING:
             request.num_cached_tokens = start
             request.num_host_tokens, request.num_disk_tokens = self.memory.note_hits(request, start)
-        self.memory.end_loads(request)
+        self.memory.disk.end_loads(request)
         request.num_computed = request.num_planned = start
         request.backlog = len(request.tokens) - start
         request.num_slots = 0

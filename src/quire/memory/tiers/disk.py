@@ -234,7 +234,7 @@ class DiskTier:
 
     def forget_all(self) -> None:
         """Forget everything on disk, and abandon all loads: the index is about to be cleared. Mutates."""
-        self.give_up()
+        self.give_up_loads()
         self._backlog.clear()
         for entry in self.slots.entries():
             self.forget(entry)
@@ -311,7 +311,7 @@ class DiskTier:
         """Whether any block is being loaded."""
         return bool(self._landings)
 
-    def give_up(self, request: Request | None = None) -> bool:
+    def give_up_loads(self, request: Request | None = None) -> bool:
         """Abandon the loads of a request, or all loads; return whether there were any. Mutates."""
         landings = list(self._landings.values()) if request is None else [self._landings.get(request)]
         for landing in landings:
@@ -324,9 +324,9 @@ class DiskTier:
             self._end_landing(landing)
         return any(landing is not None for landing in landings)
 
-    def forget_request(self, request: Request) -> None:
+    def end_loads(self, request: Request) -> None:
         """End the loads of a request, because it runs or has ended. Mutates."""
-        self.give_up(request)
+        self.give_up_loads(request)
         self._attempted.pop(request, None)
         self._arrived.pop(request, None)
 
@@ -389,7 +389,7 @@ class DiskTier:
             if self._num_failures >= MOST_FAILURES:
                 self.is_on = False
                 self._backlog.clear()
-                self.give_up()
+                self.give_up_loads()
 
     def _landing_of(self, ticket: int) -> _Landing | None:
         return next((landing for landing in self._landings.values() if ticket in landing.arriving), None)
