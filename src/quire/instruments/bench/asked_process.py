@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-from types import TracebackType
 from typing import Any
 
 from quire.core.errors import ExecutionError
@@ -37,9 +36,7 @@ class AskedProcess:
     def __enter__(self) -> AskedProcess:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._process.communicate()
 
 

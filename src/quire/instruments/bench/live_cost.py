@@ -16,7 +16,6 @@ import threading
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
-from types import TracebackType
 from urllib.parse import urlsplit
 
 from quire.core.errors import ExecutionError
@@ -70,9 +69,7 @@ class LiveReading:
             raise ExecutionError(f"{self._target.url}/live sent nothing")
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with closing(self._connection):
             if self._connection.sock is not None:
                 with suppress(OSError):

@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
-from types import TracebackType
 from typing import Any, Final
 
 from quire.compute.backend import WorkerParts
@@ -221,9 +220,7 @@ class MeasuredEngine:
     def __enter__(self) -> MeasuredEngine:
         return self.load()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

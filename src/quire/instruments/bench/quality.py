@@ -15,7 +15,6 @@ import math
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
-from types import TracebackType
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -98,9 +97,7 @@ class ReadingEngine:
     def __enter__(self) -> ReadingEngine:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._core.close()
 
 
