@@ -11,9 +11,12 @@ import pytest
 from PIL import Image as pillow
 
 from quire import LLM, SamplingParams
+from quire.core.config import EngineConfig
 from quire.core.errors import CheckpointError
+from quire.engine.factory import plan_engine
 from support.gguf_projectors import write_pair, write_single
 from support.image_models import PREPARED, write_image_model
+from support.model_stores import VARIABLES, add_to_hub
 from support.server import running_server
 from support.tiny_images import asked_about, data_url, file_of, picture
 from support.vision_models import SETTINGS
@@ -60,6 +63,25 @@ def test_a_pair_answers_as_its_folder(folder: Path, pair: tuple[Path, Path]) -> 
         assert answers(llm, CAT, DOG) == expected and expected[0] != expected[1]
         assert "reads images" in str(llm.report)
         assert f"image encoder: {pair[1]}" in str(llm.report)
+
+
+def test_a_model_of_the_hub_without_its_encoder_says_how_to_fetch_it(
+    pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    snapshot = add_to_hub(tmp_path, "quire-no-such/model")
+    (snapshot / "model-F32.gguf").symlink_to(pair[0])
+
+    def notices(**settings: Any) -> str:
+        return str(plan_engine(EngineConfig(model="quire-no-such/model:F32", kv_memory="8MiB", **settings)).report)
+
+    advice = "text only: the image encoder is not here. If the hub has it: quire models pull quire-no-such/model:F32"
+    assert advice in notices()
+    assert "text only" not in notices(mmproj="none")
+    (snapshot / "mmproj-model-F32.gguf").symlink_to(pair[1])
+    assert "text only" not in notices() and "image encoder: " in notices()
 
 
 @pytest.mark.parametrize("name", COMPLETE)

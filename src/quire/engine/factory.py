@@ -305,7 +305,7 @@ def plan_engine(config: EngineConfig) -> EngineBlueprint:
         error.flags = error.flags or flags_that_fit(config, partial(_require_fit, model))
         raise
     failpoints = tuple(parse_failpoints(os.environ.get(FAILPOINTS_VARIABLE, "")))
-    notices = place_notices(config.model, model.source) + model.notices
+    notices = place_notices(config.model, model.source, images=images) + model.notices
     notices += _quantization_notices(model, backend.facts) + _dtype_notices(model, backend.facts)
     notices += (notice,) if notice else ()
     notices += image_notices(model, backend.facts)

@@ -46,6 +46,9 @@ WANTED: Final = ("*.json", "*.jinja", "*.safetensors", "*.txt", "tokenizer.model
 SETTINGS: Final = ("config.json", "generation_config.json")
 UNWANTED: Final = ("[!0-9]*/*", "consolidated*")
 """Folders with a number are the steps after the model, such as `1_Pooling`; others have it in other formats."""
+SHOWS_IMAGES: Final = re.compile("[\"']image(_url)?[\"']")
+"""In a chat template: it writes the images of a content."""
+
 ADVICE: Final = (
     "Give a model folder or a name that quire models lists, or fetch it on a machine with network access: {command}"
 )
@@ -132,13 +135,29 @@ def find_kept(name: str) -> GgufFile | None:
     return find_stored(name, Path.home(), os.environ) if packaged is None else GgufFile(packaged)
 
 
-def place_notices(name: str, source: ModelSource) -> tuple[str, ...]:
-    """Return the location of a model whose name is not a path, and that of the image encoder in a file of its own."""
+def place_notices(name: str, source: ModelSource, *, images: bool = True) -> tuple[str, ...]:
+    """Return the location of a model whose name is not a path, and that of the image encoder in a file of its own.
+
+    `images`: whether to say how to fetch an image encoder that a model of the hub lacks here.
+    """
     is_path = ("/" not in name and ":" not in name and name not in PACKAGES) or Path(name).expanduser().exists()
     place = () if is_path else (f"{name} is {source.name}",)
     if not isinstance(source, GgufFile):
         return place
-    return place + ((f"image encoder: {source.second_file}",) if source.second_file else source.notices)
+    if source.second_file:
+        return (*place, f"image encoder: {source.second_file}")
+    if images and source.image_encoder is None and not source.notices and _lacks_encoder(name, source):
+        return (*place, f"text only: the image encoder is not here. If the hub has it: quire models pull {name}")
+    return place + source.notices
+
+
+def _lacks_encoder(name: str, source: GgufFile) -> bool:
+    """Return whether a model of the hub was made for images, by its chat template."""
+    model = HubName.parse(name)
+    if model is None or not model.kind or Path(name).expanduser().exists():
+        return False
+    template = source.json_object("tokenizer_config.json").get("chat_template")
+    return SHOWS_IMAGES.search(str(template)) is not None
 
 
 def fetch_model(model: HubName, *, images: bool = True) -> ModelSource:
