@@ -173,10 +173,9 @@ check-size: $(VENV)/.installed-dev
 	@echo "== size"
 	@$(BIN)/python scripts/size
 
+# One that works is kept: who follows README has made it, and installed a model in it.
 $(VENV)/.created:
-	@echo "== making $(VENV)"
-	@rm -rf $(VENV)
-	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) --version >/dev/null 2>&1 || { echo "== making $(VENV)" && rm -rf $(VENV) && $(PYTHON) -m venv $(VENV); }
 	@touch $@
 
 # What the package needs to run, built as anyone's `pip install` builds it.

@@ -75,3 +75,19 @@ def test_the_other_lines_that_serve_are_answered_as_they_are_printed(tmp_path: P
     shown = run_block(block, tmp_path)
     events = [line for line in shown.splitlines() if line.startswith("data: ")]
     assert '"role":"assistant"' in events[0] and events[-1] == "data: [DONE]"
+
+
+def test_make_keeps_an_environment_that_works(tmp_path: Path) -> None:
+    """README makes one and installs a model in it; then `make demo` removed both, and a running server's files."""
+    environment, fresh = tmp_path / "venv", tmp_path / "python"
+    python = environment / "bin" / "python"
+    fresh.write_text('#!/bin/sh\nmkdir -p "$3"\n')  # called with -m venv FOLDER
+    python.parent.mkdir(parents=True)
+    for works in (True, False):
+        python.write_text(f"#!/bin/sh\nexit {0 if works else 1}\n")
+        for file in (python, fresh):
+            file.chmod(0o755)
+        command = ["make", f"VENV={environment}", f"PYTHON={fresh}", f"{environment}/.created"]
+        subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+        assert python.exists() is works
+        (environment / ".created").unlink()
