@@ -26,6 +26,7 @@ from quire.cli.turn_reader import pipe_reader
 from quire.core.errors import ExecutionError, InvalidRequestError, RequestTooLargeError
 from quire.core.sampling_params import SamplingParams
 from quire.engine.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from support.tiny_images import file_of, picture
 
 METRICS = RequestMetrics(10.0, 10.5, 12.5, 41)
 
@@ -404,17 +405,21 @@ def test_other_bytes_than_utf8_are_refused_on_stdin_too(errors: str, monkeypatch
 
 
 def test_an_image_is_shown_with_the_next_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "cat.png").write_bytes(b"pixels")
+    pixels = file_of(picture(8, 8))
+    (tmp_path / "cat.png").write_bytes(pixels)
+    (tmp_path / "notes.txt").write_text("A cat")
     model = SpokenModel([["A cat"], ["Yes"], ["A dog"]])
     model.report = SimpleNamespace(reads_images=True)
     conversation = Conversation(model, SamplingParams(), "", None)  # type: ignore[arg-type]
     lines: list[Any] = [f"/image {tmp_path}/cat.png", "What?", "Sure?", "/image cat.txt", "/image", "/clear", "Who?"]
+    lines.insert(1, f"/image {tmp_path}/notes.txt")
     assert _talk(conversation, reading(lines), False) == 1
-    image = {"type": "image", "image": b"pixels", "where": f"{tmp_path}/cat.png"}  # what errors about it will name
+    image = {"type": "image", "image": pixels, "where": f"{tmp_path}/cat.png"}  # what errors about it will name
     shown = [image, {"type": "text", "text": "What?"}]
     first = [{"role": "user", "content": shown}, assistant("A cat")]
     assert model.asked == [first[:1], [*first, user("Sure?")], [user("Who?")]]
-    assert capsys.readouterr().err.count("error: image is") == 2
+    errors = capsys.readouterr().err
+    assert errors.count("error: image is") == 2 and "is '5 bytes of another format" in errors
     model.report = SimpleNamespace(reads_images=False)
     with pytest.raises(InvalidRequestError, match="this model reads text only"):
         conversation.show(f"{tmp_path}/cat.png")

@@ -27,6 +27,7 @@ from quire.cli.turn_reader import pipe_reader, terminal_reader
 from quire.cli.word_wrap import WordWrap
 from quire.core.errors import InvalidRequestError, RequestTooLargeError
 from quire.core.sampling_params import SamplingParams
+from quire.engine.images.decoding import opened
 from quire.engine.images.parts import SentImage
 from quire.engine.near_names import meant_by
 
@@ -141,6 +142,7 @@ class Conversation:
         if not self._llm.report.reads_images:
             raise InvalidRequestError("image", file, "none: this model reads text only")
         content = SentImage("image", Path(file).expanduser()).content()
+        opened(content, file)  # at once: later, it would cost the message
         self._images.append({"type": "image", "image": content, "where": file})
 
     def say(self, text: str, is_watched: bool = False) -> None:
