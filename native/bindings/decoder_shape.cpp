@@ -155,7 +155,8 @@ DecoderShape shape_of(const nb::dict& fields) {
                                 .has_keys = field<bool>(entry, "has_keys"),
                                 .attends = field<bool>(entry, "attends"),
                                 .transforms = field<bool>(entry, "transforms"),
-                                .keys_are_values = field<bool>(entry, "keys_are_values")});
+                                .keys_are_values = field<bool>(entry, "keys_are_values"),
+                                .skips_previous = field<bool>(entry, "skips_previous")});
     }
     return shape;
 }

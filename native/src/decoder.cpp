@@ -68,11 +68,21 @@ class Decoder::Step : private Products {
             const LayerShape& layer = shape_.layers[layer_];
             const LayerWeights& weights = weights_.layers[layer_];
             if (layer.attends) attend(layer, weights);
-            if (layer.attends && !shape_.parallel) leave_attention(layer, weights);
+            if (layer.skips_previous) leave_previous();
+            if (layer.attends && !shape_.parallel && !waits(end)) leave_attention(layer, weights);
             if (layer.transforms) transform(layer, weights);
             finish_layer(weights);
             if (layer_ < shape_.deep_rows && view_.given != nullptr) add_deep_rows();
         }
+    }
+
+    // Whether the output of this layer is added once the attention of the next layer has read the same rows.
+    bool waits(int end) const { return layer_ + 1 < end && shape_.layers[layer_ + 1].skips_previous; }
+
+    void leave_previous() {
+        --layer_;
+        leave_attention(shape_.layers[layer_], weights_.layers[layer_]);
+        ++layer_;
     }
 
     // Adds the part of given rows that is for the layer's output.

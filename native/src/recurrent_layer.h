@@ -59,12 +59,13 @@ class RecurrentLayer {
     }
 
   private:
-    // Gates the outputs of a token, and normalises those of each group.
+    // Gates the outputs of a token, and normalises those of each group, if the model has that norm.
     void finish_mamba(int row, NormView norm) const {
         const DeltaShape& delta = shape_.delta;
         const int of_group = delta.heads_per_key() * delta.value_dim;
         float* gated = rows_.gates.row(row);
         kernels_.gate(gated, rows_.outputs.row(row), delta.value_numbers(), Activation::kSilu);
+        if (norm.weight == nullptr) return;
         for (int group = 0; group < delta.num_key_heads; ++group) {
             kernels_.normalize(gated, gated, of_group, norm);
             gated += of_group;

@@ -58,6 +58,10 @@ CHANGES: dict[str, dict[str, Any]] = {  # what a GGUF file cannot say is as it i
     },
     "afmoe": {"layer_types": None, "num_hidden_layers": 5, "moe_intermediate_size": 16},
     "ernie4-5-moe": {"moe_layer_end_index": -1},
+    "falcon-h1": {
+        **{"attention_in_multiplier": 1.0, "key_multiplier": 1.0},
+        **{"embedding_multiplier": 1.0, "lm_head_multiplier": 1.0},
+    },
     "solar-open": {"intermediate_size": 48, "first_k_dense_replace": 0},
     "dots1": {"sliding_window": None, "layer_types": None},
     "deepseek-v3": {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0}},
@@ -82,6 +86,7 @@ FORMS = (
     *("cohere", "cohere2", "starcoder2", "stablelm", "falcon", "gpt-neox", "phi", "gpt-oss"),
     *("deepseek-v2-lite", "deepseek-v2", "deepseek-v3", "minicpm3"),
     *("afmoe", "dots1", "ernie4-5-moe", "exaone-moe", "hunyuan-moe", "minimax-m2", "nemotron", "solar-open", "youtu"),
+    "falcon-h1",
 )
 PACKED = ("F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")  # those that the gguf package can pack
 PROMPT = [(7 * i * i + 3 * i + 5) % 64 for i in range(40)]
@@ -109,6 +114,8 @@ def _complete(folder: Path) -> Path:
         stored = name if name in checkpoint.entries else name.removeprefix(spec.optional_prefix)
         known = stored in checkpoint.entries and checkpoint.entries[stored].shape == shape
         tensors[name] = checkpoint.tensor(stored).copy() if known else random.normal(0, 0.1, shape).astype(np.float32)
+        if ".A_log" in name:
+            tensors[name][:] = 0  # which survives exp and log
     save_file(tensors, folder / "model.safetensors")
     return folder
 
@@ -352,7 +359,7 @@ def test_what_the_folder_cannot_run_the_file_cannot_either(tmp_path: Path) -> No
     path.write_bytes(data[:start] + b"rwkv7" + data[start + 5 :])
     with pytest.raises(
         ModelError,
-        match=r"a model of the architecture 'rwkv7', which quire cannot run\. Use one of arcee, bert, chatglm",
+        match=r"a model of the architecture 'rwkv7', which quire cannot run\. Use one of afmoe, arcee, bert, chatglm",
     ):
         read_model(GgufFile(path))
 

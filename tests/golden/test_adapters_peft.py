@@ -16,7 +16,10 @@ from support.adapted_model import AdaptedModel
 from support.adapters import adapted_stems
 
 OF_MLPS = {Part.GATE, Part.UP, Part.DOWN, Part.SHARED_GATE, Part.SHARED_UP, Part.SHARED_DOWN}
-CHANGES = {"nemotron-h": {"layers_block_type": ["linear_attention", "mlp", "full_attention"]}}  # no experts
+CHANGES: dict[str, dict[str, object]] = {  # no experts
+    "nemotron-h": {"layers_block_type": ["linear_attention", "mlp", "full_attention"]},
+    "falcon-h1": {},
+}
 TOKENS = [(7 * i * i + 3 * i) % 64 for i in range(150)]
 
 
@@ -29,7 +32,7 @@ def adaptable() -> list[str]:
         *("gemma", "glm4-moe", "granite-moe", "mixtral", "olmoe", "qwen2-moe"),
         *("ernie4-5", "ministral3", "seed-oss", "smollm3", "stablelm", "starcoder2"),
         *("arcee", "ernie4-5-moe", "exaone4", "granite-hybrid", "granite-moe-shared", "hunyuan", "phimoe"),
-        *("granite4-h", "nemotron-h", "hunyuan-moe", "youtu"),
+        *("granite4-h", "nemotron-h", "hunyuan-moe", "youtu", "falcon-h1"),
         *("qwen3-next", "qwen3-5", "qwen3-5-moe", "gemma4", "gemma4-keys", "gemma4-moe", "gemma4-unified", "lfm2"),
     ]
 
@@ -50,7 +53,7 @@ def test_logits_are_those_of_peft(name: str, has_root_scale: bool, tmp_path: Pat
     # PEFT takes the names of an MLP for those of experts too, where there are any: these are parameters.
     parts = ADAPTED if spec.experts is None else ADAPTED & spec.layer_parts(spec.layers[0]).keys() - OF_MLPS
     if name in CHANGES:
-        parts -= {Part.MAMBA_OUTPUT}  # PEFT refuses it for this family
+        parts -= {Part.MAMBA_OUTPUT}  # PEFT refuses it for these families
     modules = sorted({stem.rpartition(".")[2] for stem in adapted_stems(spec, parts)})
     parameters = [] if spec.experts is None else ["experts.gate_up_proj", "experts.down_proj"]
     torch.manual_seed(5)

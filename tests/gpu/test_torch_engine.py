@@ -44,6 +44,7 @@ NOT_ON_TORCH = (
     "afmoe",
     "bamba",
     "deepseek",
+    "falcon-h1",
     "granite4-h",
     "minicpm3",
     "glm4-moe",

@@ -21,6 +21,7 @@ NOT_ON_TORCH = (
     "afmoe",
     "bamba",
     "deepseek",
+    "falcon-h1",
     "glm4-moe-lite",
     "granite4-h",
     "lfm2",

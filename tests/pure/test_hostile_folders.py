@@ -301,7 +301,6 @@ def test_a_family_that_does_not_run_is_named_with_those_that_do(folder: Path, le
         ("MambaForCausalLM", "its layers are state-space layers (Mamba)"),
         ("FalconMambaForCausalLM", "its layers are state-space layers (Mamba)"),
         ("JambaForCausalLM", "some of its layers are state-space layers"),
-        ("FalconH1ForCausalLM", "some of its layers are state-space layers"),
         ("Zamba2ForCausalLM", "some of its layers are state-space layers"),
         ("KimiLinearForCausalLM", "it has linear attention"),
         ("MiniMaxText01ForCausalLM", "it has linear attention"),

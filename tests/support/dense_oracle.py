@@ -46,8 +46,10 @@ class DenseOracle:
             x = x + self._matrix(Part.TOKEN_TYPES)[behind.astype(int)]
         x = self._norm(x, Part.EMBEDDING_NORM, 0)
         inputs = self._inputs(x, tokens)
+        entered = x
         for index, layer in enumerate(spec.layers):
-            entered, rows = x, self._norm(x, Part.ATTENTION_NORM, index)
+            rows = self._norm(entered if layer.skips_previous else x, Part.ATTENTION_NORM, index)
+            entered = x
             update = self._attention(rows, layer, index) if layer.attends else np.zeros(1)
             x = x + spec.residual_scale * self._norm(update, Part.AFTER_ATTENTION_NORM, index)
             x = self._norm(x, Part.JOINED_ATTENTION_NORM, index)

@@ -141,6 +141,7 @@ ARCHITECTURES = (
     *("gemma4", "granitehybrid", "lfm2", "lfm2moe", "nemotron_h"),
     *("bert", "nomic-bert", "gemma-embedding", "modern-bert"),
     *("afmoe", "exaone-moe", "hunyuan-moe", "minimax-m2", "nemotron"),
+    "falcon-h1",
 )
 BERTS = ("bert", "modern-bert", "nomic-bert")
 RECURRENT = ("qwen35", "qwen35moe", "qwen3next")
@@ -248,7 +249,7 @@ def _settings(draw: random.Random, name: str) -> list[Pair]:
         pairs += [pair("attn_logit_softcapping", F32, 50.0), pair("final_logit_softcapping", F32, 30.0)]
     more = (
         *((_expert_settings, WITH_EXPERTS), (_recurrent_settings, RECURRENT)),
-        *((_gemma4_settings, ("gemma4",)), (_lfm2_settings, LFM2), (_mamba_settings, MAMBA)),
+        *((_gemma4_settings, ("gemma4",)), (_lfm2_settings, LFM2), (_mamba_settings, (*MAMBA, "falcon-h1"))),
         (_bert_settings, BERTS),
     )
     for settings, names in more:
@@ -614,6 +615,10 @@ def model_of(draw: random.Random, name: str) -> Draft:
         _make_gemma4(draw, pairs, tensors)
     if name == "granitehybrid":
         _make_mamba(draw, pairs, tensors)
+    if name == "falcon-h1":
+        for tensor in tensors:
+            tensor.name = tensor.name.replace(b"ffn_norm.weight", b"ffn_norm")
+        tensors.extend(Tensor(f"blk.0.{part}".encode(), shape, 0) for part, shape in _mamba_shapes(draw).items())
     if name == "nemotron_h":
         _make_nemotron(draw, pairs, tensors)
     if name in LFM2:

@@ -56,3 +56,32 @@ def add_nemotron(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_expert_weights_norm(config["norm_topk_prob"])
         writer.add_expert_weights_scale(config["routed_scaling_factor"])
         writer.add_expert_group_count(config["n_group"])
+
+
+def add_falcon_h1(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    """Add the settings of Falcon-H1 to a file in the making."""
+    writer.add_ssm_conv_kernel(config["mamba_d_conv"])
+    writer.add_ssm_state_size(config["mamba_d_state"])
+    writer.add_ssm_group_count(config["mamba_n_groups"])
+    writer.add_ssm_inner_size(config["mamba_d_ssm"])
+    writer.add_ssm_time_step_rank(config["mamba_n_heads"])
+
+
+def with_factors(name: str, numbers: Any, config: dict[str, Any]) -> Any:
+    """Return a tensor of Falcon-H1 multiplied by the factors that the converter multiplies into it."""
+    entry, (gate, down) = config["attention_in_multiplier"], config["mlp_multipliers"]
+    factors = {
+        **{"q_proj": entry, "k_proj": entry * config["key_multiplier"], "v_proj": entry},
+        **{"o_proj": config["attention_out_multiplier"], "out_proj": config["ssm_out_multiplier"]},
+        **{"gate_proj": gate, "down_proj": down, "embed_tokens": config["embedding_multiplier"]},
+        "lm_head": config["lm_head_multiplier"],
+    }
+    part = name.split(".")[-2]
+    if part in factors:
+        return numbers * np.float32(factors[part])
+    if part != "in_proj":
+        return numbers
+    values, keys = config["mamba_d_ssm"], config["mamba_n_groups"] * config["mamba_d_state"]
+    sizes = [values, values, keys, keys, config["mamba_n_heads"]]
+    each = [np.full(size, factor) for size, factor in zip(sizes, config["ssm_multipliers"], strict=True)]
+    return numbers * (np.concatenate(each) * config["ssm_in_multiplier"]).astype(np.float32)[:, None]

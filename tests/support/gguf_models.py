@@ -15,7 +15,7 @@ from quire.compute.models.source import ModelFolder
 from support.gguf_experts import add_experts_after
 from support.gguf_gemma4 import add_gemma4, name_of_factors, stacks_of_gemma4
 from support.gguf_lfm2 import add_lfm2
-from support.gguf_mamba import add_mamba, add_nemotron, as_mamba
+from support.gguf_mamba import add_falcon_h1, add_mamba, add_nemotron, as_mamba, with_factors
 
 ARCHITECTURES = {
     "BertModel": gguf.MODEL_ARCH.BERT,
@@ -41,6 +41,7 @@ ARCHITECTURES = {
     "NemotronForCausalLM": gguf.MODEL_ARCH.NEMOTRON,
     "SolarOpenForCausalLM": gguf.MODEL_ARCH.GLM4_MOE,
     "YoutuForCausalLM": gguf.MODEL_ARCH.DEEPSEEK2,
+    "FalconH1ForCausalLM": gguf.MODEL_ARCH.FALCON_H1,
     "FalconForCausalLM": gguf.MODEL_ARCH.FALCON,
     "GPTNeoXForCausalLM": gguf.MODEL_ARCH.GPTNEOX,
     "Glm4ForCausalLM": gguf.MODEL_ARCH.GLM4,
@@ -188,8 +189,7 @@ class GgufWriting:
             self._latents()
         elif self.architecture in WITH_EXPERTS_AFTER:
             add_experts_after(writer, config)
-        if self.architecture in RECURRENT:
-            self._linear_attention()
+        self._states()
         if not self.of_latents and "head_dim" in config and self.architecture is not gguf.MODEL_ARCH.CHATGLM:
             writer.add_key_length(config["head_dim"])
             writer.add_value_length(config["head_dim"])
@@ -260,8 +260,12 @@ class GgufWriting:
         if "n_routed_experts" in config:
             add_experts_after(writer, config)
 
-    def _linear_attention(self) -> None:
+    def _states(self) -> None:
         config, writer = self.config, self.writer
+        if self.architecture is gguf.MODEL_ARCH.FALCON_H1:
+            add_falcon_h1(writer, config)
+        if self.architecture not in RECURRENT:
+            return
         heads, kinds = config["linear_num_value_heads"], config["layer_types"]
         writer.add_ssm_conv_kernel(config.get("linear_conv_kernel_dim", 4))
         writer.add_ssm_state_size(config["linear_key_head_dim"])
@@ -437,6 +441,8 @@ class GgufWriting:
             return self._as_recurrent(name, numbers)
         if ".mamba." in name or ".mixer." in name:
             numbers = as_mamba(name, numbers, config)
+        if self.architecture is gguf.MODEL_ARCH.FALCON_H1:
+            return with_factors(name, numbers, config)
         if ".conv.conv." in name:
             return numbers[:, 0]
         if name.startswith("roberta.embeddings.position_embeddings."):

@@ -354,11 +354,12 @@ SPECS = {
         sources=LATENT_SOURCES,
     ),
     # As in Granite 4 H, state-space layers next to attention without positions; as in Nemotron-H, layers with one
-    # sublayer, and experts.
+    # sublayer, and experts; as in Falcon-H1, attention that reads the rows of the states before it.
     "mamba": replace(
         PLAIN,
         layers=(
-            *(replace(NO_ROPE, transforms=False), replace(RECURRENT, transforms=False), RECURRENT),
+            *(replace(NO_ROPE, transforms=False), RECURRENT),
+            *(replace(RECURRENT, transforms=False), replace(FULL, skips_previous=True)),
             replace(NO_ROPE, attends=False, sparse=True),
         ),
         mamba=MambaSpec(*(8, 2, 32, 112), filter_width=3, norm=NormSpec(NormKind.RMS, 1e-5)),

@@ -392,6 +392,15 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5},
         },
     ),
+    "falcon-h1": (
+        "FalconH1",
+        {
+            **{**SIZES, "head_dim": 16, "mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_state": 16},
+            **{"embedding_multiplier": 3.0, "lm_head_multiplier": 0.5, "mlp_multipliers": [0.9, 0.6]},
+            **{"attention_in_multiplier": 1.25, "attention_out_multiplier": 0.9, "key_multiplier": 0.4},
+            **{"ssm_in_multiplier": 1.25, "ssm_multipliers": [0.3, 0.25, 0.4, 0.5, 0.35], "ssm_out_multiplier": 0.7},
+        },
+    ),
     "nemotron-h": (
         "NemotronH",
         {

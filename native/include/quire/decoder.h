@@ -57,6 +57,7 @@ struct LayerShape {
     bool attends = true;           // it has attention, or states
     bool transforms = true;        // it has an MLP or experts
     bool keys_are_values = false;  // before norms and positions
+    bool skips_previous = false;   // its attention reads what the previous layer, a recurrent one, has read
 };
 
 // Inputs of each layer for each token; see LayerInputsSpec in Python.

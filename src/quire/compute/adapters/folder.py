@@ -182,7 +182,7 @@ def _matrices(
             if (other := taken.setdefault((place.layer, place.part, place.expert), module)) is not module:
                 raise CheckpointError(where, f"the same matrix as {other}", "each matrix once")
             cuts = matching.cuts(place, rank)
-            yield AdaptedMatrix(module, pair["A"], pair["B"], rank, scale, place, cuts)
+            yield AdaptedMatrix(module, pair["A"], pair["B"], rank, scale * place.factor, place, cuts)
 
 
 def _matching(modules: Sequence[Module], shapes: Mapping[str, tuple[int, ...]]) -> Module:

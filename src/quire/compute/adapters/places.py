@@ -51,7 +51,7 @@ SPLIT_KEY: Final = ".k_b_proj"
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A matrix of the model, `[num_outputs, num_inputs]`: the rows `rows` of the outputs of its module."""
+    """A matrix of the model, `[num_outputs, num_inputs]`: the rows `rows` of the outputs of its module, × `factor`."""
 
     layer: int
     part: Part
@@ -59,6 +59,7 @@ class Place:
     num_outputs: int
     num_inputs: int
     rows: slice | list[int]
+    factor: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +129,7 @@ def places_of(spec: DecoderSpec) -> Iterator[tuple[str, Place]]:
         for part, shape, expert in parts:
             if part in adapted:
                 source, (outputs, inputs) = sources[part], shape.weight
-                place = Place(index, part, expert, outputs, inputs, source.rows_of(outputs))
+                place = Place(index, part, expert, outputs, inputs, source.rows_of(outputs), source.factor)
                 yield source.stem_of(index, expert), place
 
 

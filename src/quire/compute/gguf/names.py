@@ -142,6 +142,9 @@ WEIGHTS: Final = MappingProxyType(
 )
 """Parts with a weight whose name does not end in `.weight` → its end. The first is `ExpertsSpec.offset`."""
 
+WEIGHTS_OF: Final = MappingProxyType({"falcon-h1": {**WEIGHTS, "ffn_norm": ""}})
+"""Architectures with other such parts."""
+
 SHARED: Final = MappingProxyType(
     {
         "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
@@ -241,6 +244,13 @@ NEMOTRON: Final = MappingProxyType(
 
 HUNYUAN: Final = MappingProxyType(
     {**LAYER, "attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"}
+)
+FALCON_H1_ONCE: Final = MappingProxyType({**ONCE, "output_norm": "model.final_layernorm"})
+FALCON_H1: Final = MappingProxyType(
+    {
+        **{**LAYER, **MAMBA, "ffn_norm": "pre_ff_layernorm"},
+        **{f"ffn_{part}": f"feed_forward.{part}_proj" for part in ("gate", "up", "down")},
+    }
 )
 LAYERS: Final = MappingProxyType(
     {
@@ -441,6 +451,7 @@ NOMIC_LAYER: Final = MappingProxyType(
 OWN: Final[Mapping[str, tuple[Mapping[str, str], Mapping[str, str], str]]] = MappingProxyType(
     {
         "bert": (BERT_ONCE, BERT_LAYER, "bert.encoder.layer."),
+        "falcon-h1": (FALCON_H1_ONCE, FALCON_H1, "model.layers."),
         "gemma-embedding": (EMBEDDING_ONCE, GEMMA, "model.layers."),
         "gemma3": (GEMMA3_ONCE, GEMMA, "model.layers."),
         "gpt2": (GPT2_ONCE, GPT2_LAYER, "transformer.h."),
@@ -499,6 +510,11 @@ class Names:
         """The names of the tensors of an expert."""
         return EXPERTS_OF.get(self.architecture, EXPERTS)
 
+    @property
+    def weights(self) -> Mapping[str, str]:
+        """The parts with a weight whose name does not end in `.weight`, and its end."""
+        return WEIGHTS_OF.get(self.architecture, WEIGHTS)
+
     def stored(self, name: str) -> str:
         """Return the file's name for a tensor of Hugging Face; the same name if files have no other."""
         stem, _, kind = name.rpartition(".")
@@ -506,7 +522,7 @@ class Names:
         if stem.startswith(self.prefix):
             layer, _, part = stem.removeprefix(self.prefix).partition(".")
             where, theirs = f"blk.{layer}.", self._stored_part(part)
-        return name if theirs is None else f"{where}{theirs}{WEIGHTS.get(theirs, f'.{kind}')}"
+        return name if theirs is None else f"{where}{theirs}{self.weights.get(theirs, f'.{kind}')}"
 
     def _stored_part(self, part: str) -> str | None:
         of_expert = OF_EXPERT.fullmatch(part)

@@ -17,6 +17,7 @@ from quire.compute.gguf.expert_settings import (
     require_sigmoid,
     without_further,
 )
+from quire.compute.gguf.falcon_h1_settings import falcon_h1
 from quire.compute.gguf.gemma_settings import gemma, gemma2, gemma3, gemma4
 from quire.compute.gguf.granite_settings import granite, granite_hybrid, granite_moe
 from quire.compute.gguf.lfm2_settings import lfm2, lfm2moe
@@ -291,6 +292,7 @@ OWN: Final[Mapping[str, Callable[[Settings], dict[str, object]]]] = MappingProxy
         "exaone-moe": exaone_moe,
         "exaone4": listed_windows,
         "falcon": _falcon,
+        "falcon-h1": falcon_h1,
         "gemma": gemma,
         "gemma2": gemma2,
         "gemma3": gemma3,

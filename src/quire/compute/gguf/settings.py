@@ -37,6 +37,7 @@ ARCHITECTURES: Final = MappingProxyType(
         "exaone-moe": "ExaoneMoeForCausalLM",
         "exaone4": "Exaone4ForCausalLM",
         "falcon": "FalconForCausalLM",
+        "falcon-h1": "FalconH1ForCausalLM",
         "gemma": "GemmaForCausalLM",
         "gemma-embedding": "Gemma3TextModel",
         "gemma2": "Gemma2ForCausalLM",

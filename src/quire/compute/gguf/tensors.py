@@ -16,7 +16,7 @@ import numpy as np
 from quire.compute.arrays import ByteArray, FloatArray, HalfArray
 from quire.compute.gguf.blocks import q5_0_of_mxfp4
 from quire.compute.gguf.header import MAX_TENSORS, GgufHeader, GgufTensor
-from quire.compute.gguf.names import CLASSIFIER, EXPERTS, GATE_AND_UP, GATE_UP, OLD_EXPERT, ROW, WEIGHTS, Names
+from quire.compute.gguf.names import CLASSIFIER, EXPERTS, GATE_AND_UP, GATE_UP, OLD_EXPERT, ROW, Names
 from quire.compute.gguf.rope_settings import DIVISORS
 from quire.compute.gguf.row_orders import ColoursLast, Order, Turns, order_of
 from quire.compute.gguf.settings import architecture_of
@@ -251,7 +251,7 @@ def _entries(header: GgufHeader, names: Names) -> dict[str, GgufEntry]:
 def _named(header: GgufHeader, names: Names, name: str, tensor: GgufTensor) -> list[tuple[str, GgufEntry]]:
     """Return the names and entries for a tensor of the file, one for each expert in it."""
     stem, _, kind = name.rpartition(".")
-    if kind in WEIGHTS or kind == "scale":
+    if kind in names.weights or kind == "scale":
         stem, kind = name, "weight"
     if not stem.startswith("blk."):
         once = {**CLASSIFIER, **names.once}
@@ -280,7 +280,7 @@ def _named(header: GgufHeader, names: Names, name: str, tensor: GgufTensor) -> l
     order = order_of(header, names.architecture, part, tensor)
     by_head = part in BY_HEAD and len(tensor.shape) == 3
     transposed = (names.architecture == "gpt2" and len(tensor.shape) == 2) or (by_head and BY_HEAD[part])
-    ours = f"{names.prefix}{layer}.{names.layer[part]}.{'weight' if part in WEIGHTS else kind}"
+    ours = f"{names.prefix}{layer}.{names.layer[part]}.{'weight' if part in names.weights else kind}"
     entry = GgufEntry(tensor, None, order, transposed, by_head, is_exponential=part == DECAY)
     return [(ours, entry)]
 

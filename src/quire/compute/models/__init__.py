@@ -48,6 +48,7 @@ FAMILIES: Final = MappingProxyType(
         "Ernie4_5_MoeForCausalLM": "quire.compute.models.ernie4_5_moe",
         "Exaone4ForCausalLM": "quire.compute.models.exaone4",
         "ExaoneMoeForCausalLM": "quire.compute.models.exaone_moe",
+        "FalconH1ForCausalLM": "quire.compute.models.falcon_h1",
         "FalconForCausalLM": "quire.compute.models.falcon",
         "GPT2LMHeadModel": "quire.compute.models.gpt2",
         "GPTNeoXForCausalLM": "quire.compute.models.gpt_neox",

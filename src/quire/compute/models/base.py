@@ -72,7 +72,8 @@ class LayerSpec:
     layer, and has none. `keys_are_values`: it has no VALUE; values are the rows of KEY, before norms and positions.
     `intermediate_size`: that of its MLP, None: that of the model. `attention_norm`: whether it has the norm before
     attention that other layers have. `attends`: whether it has attention or
-    states; `transforms`: whether it has an MLP or experts. It has at least one of both.
+    states; `transforms`: whether it has an MLP or experts. It has at least one of both. `skips_previous`: its attention
+    reads the residual stream as it was before the previous layer, so that states and attention read the same rows.
     """
 
     window: int | None
@@ -86,6 +87,7 @@ class LayerSpec:
     attends: bool = True
     transforms: bool = True
     attention_norm: bool = True
+    skips_previous: bool = False
 
     @property
     def has_keys(self) -> bool:
@@ -192,6 +194,8 @@ class DecoderSpec:
                 raise CheckpointError("num_attention_heads", heads, f"a multiple of the {kv_heads} kv heads")
             if layer.keys_of is not None:
                 _check_shared(self, index, layer.keys_of)
+            if layer.skips_previous:
+                _check_skipping(self, index)
             if layer.sparse and self.parallel:
                 raise CheckpointError("layers", "sparse and parallel", "one of both")
             if layer.sparse and self.experts is None:
@@ -429,6 +433,16 @@ def _check_shared(spec: DecoderSpec, index: int, keys_of: int) -> None:
     if not has_keys or (owner.window, owner.heads) != (layer.window, layer.heads):
         other = f"keys and values of layer {keys_of}"
         raise CheckpointError(f"layer {index}", other, "those of a layer with the same window and heads")
+
+
+def _check_skipping(spec: DecoderSpec, index: int) -> None:
+    """Raise unless engines can keep the output of the states before a layer until its attention has read its rows."""
+    layer, before = spec.layers[index], spec.layers[index - 1] if index else None
+    has_states = before is not None and before.recurrent and not before.transforms and spec.convolution is None
+    is_plain = not (spec.attention.gated or spec.layer_scale or spec.layer_inputs is not None)
+    if not (has_states and is_plain and layer.attends and not layer.recurrent):
+        allowed = "attention without gates after linear attention or a state-space layer that has no MLP"
+        raise CheckpointError(f"layer {index}", "one that skips the previous layer", allowed)
 
 
 def _check_recurrence(spec: DecoderSpec) -> None:

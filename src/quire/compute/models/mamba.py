@@ -58,19 +58,21 @@ def require_no_limits(config: ConfigFile) -> None:
         raise config.error("time_step_limit", "null, or 0 to infinity")
 
 
-def mamba_rule(config: ConfigFile, norm: NormSpec) -> MambaSpec:
-    """Return the settings of state-space layers; refuses those that quire does not interpret."""
+def mamba_rule(config: ConfigFile, norm: NormSpec | None) -> MambaSpec:
+    """Return the settings of state-space layers; refuses those that quire does not interpret. `norm`: after gates."""
     config = config.over(DEFAULTS)
     config.require("hidden_act", "silu", None)  # also the activation of the filter
     config.refuse("mamba_proj_bias")
     require_no_limits(config)
     heads, width = config.size("mamba_n_heads", high=MAX_HEADS), config.size("hidden_size")
-    width *= config.size("mamba_expand", high=MAX_HEAD_DIM)
+    width = config.size("mamba_d_ssm", width * config.size("mamba_expand", high=MAX_HEAD_DIM))
     if width % heads or width // heads > MAX_HEAD_DIM:
-        allowed = f"a divisor of {width}, mamba_expand times hidden_size, with at most {MAX_HEAD_DIM} for each head"
+        allowed = (
+            f"a divisor of {width}, mamba_expand times hidden_size or mamba_d_ssm, at most {MAX_HEAD_DIM} for each"
+        )
         raise config.error("mamba_n_heads", allowed)
     if config.fields["mamba_d_head"] not in ("auto", None, width // heads):
-        raise config.error("mamba_d_head", f"auto, or {width // heads}, which fills mamba_expand times hidden_size")
+        raise config.error("mamba_d_head", f"auto, or {width // heads}, which fills {width}")
     return MambaSpec(
         num_heads=heads,
         num_groups=config.size("mamba_n_groups", high=MAX_HEADS),

@@ -121,9 +121,9 @@ class WeightSource:
     """The tensors of a part in a checkpoint: `stem`.weight and, with a bias, `stem`.bias.
 
     The stem is a template with `{layer}` and, for experts, `{expert}`; with `{head}`, a norm has a tensor for
-    each head. Parts with the same stem are fused: each has the rows from `first_row` on, and together they must
-    fill the tensor. With a `run` their rows alternate: each has `run` of every `period` rows. `transposed`: the
-    file has `[in, out]`; `first_row` still counts along `out`.
+    each head; `{pair}` is the number that two layers share. Parts with the same stem are fused: each has the rows
+    from `first_row` on, and together they must fill the tensor. With a `run` their rows alternate: each has `run` of
+    every `period` rows. `transposed`: the file has `[in, out]`; `first_row` still counts along `out`.
 
     `adjacent`: the dimensions of a head, and how many of them rotate, if the file has the two dimensions of each
     pair next to each other. Engines need the first dimensions of all pairs, then the second ones. The rotating
@@ -131,7 +131,7 @@ class WeightSource:
     that half: engines need the first dimensions of all pairs here too.
 
     `bounds`: the beginning of the names of four numbers, to which the inputs and outputs of the matrix are limited;
-    empty: none.
+    empty: none. `factor` multiplies the numbers of the file.
     """
 
     stem: str
@@ -143,6 +143,7 @@ class WeightSource:
     adjacent_from: int = 0
     halves: int = 0
     bounds: str = ""
+    factor: float = 1.0
 
     def stem_of(self, layer: int = 0, expert: int = 0) -> str:
         """Return the name without `.weight` or `.bias`; `{head}` stays.
@@ -150,7 +151,7 @@ class WeightSource:
         >>> WeightSource("layers.{layer}.experts.{expert}.up").stem_of(3, 1)
         'layers.3.experts.1.up'
         """
-        return self.stem.format(layer=layer, expert=expert, head="{head}")
+        return self.stem.format(layer=layer, pair=layer // 2, expert=expert, head="{head}")
 
     def bounds_of(self, layer: int = 0) -> list[str]:
         """Return the names of the least and the highest input, then output; none without bounds."""

@@ -152,7 +152,7 @@ class MambaSpec:
     Values, keys and queries, in this order, first go through a SiLU of a causal filter over `filter_width` tokens, with
     a bias if `filter_bias`. With a = row of MAMBA_STEP, step = softplus(a + MAMBA_STEP_OFFSET) and decay =
     exp(-exp(MAMBA_LOG_DECAY) × step). The output is multiplied by SiLU(MAMBA_GATE), then normalised by `norm` over all
-    heads of each group. `num_late`: as in `DeltaSpec`.
+    heads of each group; None: it is not normalised. `num_late`: as in `DeltaSpec`.
     """
 
     num_heads: int
@@ -160,7 +160,7 @@ class MambaSpec:
     key_dim: int
     value_dim: int
     filter_width: int
-    norm: NormSpec
+    norm: NormSpec | None
     filter_bias: bool = True
     num_late: int = 1
 
@@ -194,7 +194,7 @@ class MambaSpec:
             Part.MAMBA_LOG_DECAY: PartShape((self.num_heads,)),
             Part.MAMBA_STEP_OFFSET: PartShape((self.num_heads,)),
             Part.MAMBA_SKIP: PartShape((self.num_heads,)),
-            Part.MAMBA_NORM: self.norm.shape(values),
+            **({} if self.norm is None else {Part.MAMBA_NORM: self.norm.shape(values)}),
             Part.MAMBA_OUTPUT: PartShape((hidden_size, values)),
         }
 

@@ -31,10 +31,7 @@ CLASSES: Final = (
 
 OTHER_LAYERS: Final = (
     (r"(Falcon)?Mamba2?For", "its layers are state-space layers (Mamba)"),
-    (
-        r"(FalconH1|Jamba|Plamo2|Zamba2?)For",
-        "some of its layers are state-space layers",
-    ),
+    (r"(Jamba|Plamo2|Zamba2?)For", "some of its layers are state-space layers"),
     (r"(BailingHybrid|KimiLinear|MiniMax(Text01)?|OlmoHybrid)For", "it has linear attention"),
     (r"(RecurrentGemma|Rwkv\d*|RWKV\w*|xLSTM)For", "its layers are recurrent"),
     (r"(DeepseekV(32|4)|GlmMoeDsa)For", "its attention chooses tokens by an index (DSA)"),

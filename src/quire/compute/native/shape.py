@@ -54,7 +54,7 @@ def decoder_shape(spec: DecoderSpec, kv_spec: KVCacheSpec, adapter_rank: int = 0
         "layers": _layers(spec, kv_spec, ropes),
         **({} if attention.latent is None else {"latent": _latent(attention.latent)}),
         **({} if spec.delta is None else {"delta": _delta(spec.delta)}),
-        **({} if spec.mamba is None else {"delta": _mamba(spec.mamba)}),
+        **({} if spec.mamba is None else {"delta": _mamba(spec.mamba, spec.norm)}),
         **({} if spec.convolution is None else {"convolution": _convolution(spec.convolution)}),
         **({} if spec.layer_inputs is None else {"layer_inputs": asdict(spec.layer_inputs)}),
     }
@@ -104,7 +104,7 @@ def _delta(delta: DeltaSpec) -> dict[str, object]:
     }
 
 
-def _mamba(mamba: MambaSpec) -> dict[str, object]:
+def _mamba(mamba: MambaSpec, norm: NormSpec) -> dict[str, object]:
     return {
         "num_heads": mamba.num_heads,
         "num_key_heads": mamba.num_groups,
@@ -115,7 +115,7 @@ def _mamba(mamba: MambaSpec) -> dict[str, object]:
         "num_late": mamba.num_late,
         "record_heads": mamba.states.heads,
         "mamba": True,
-        "norm": _norm(mamba.norm),
+        "norm": _norm(mamba.norm or norm),
     }
 
 
@@ -153,6 +153,7 @@ def _layers(spec: DecoderSpec, kv_spec: KVCacheSpec, ropes: list[RopeSpec]) -> l
                 "attends": layer.attends,
                 "transforms": layer.transforms,
                 "keys_are_values": layer.keys_are_values,
+                "skips_previous": layer.skips_previous,
             }
         )
     return layers

@@ -79,11 +79,12 @@ class ReferenceDecoder:
             hidden = self._embed(inputs)  # [num_tokens, hidden_size]
             layer_inputs = self._layer_inputs(hidden, inputs)
             angles = self._angles(inputs)
+            before = hidden
             for index, layer in enumerate(self.spec.layers):
                 parts = self.weights.layers[index]
-                attended = self._attend(
-                    hidden, index, None if layer.rope is None else angles[layer.rope], cache, inputs
-                )
+                source = before if layer.skips_previous else hidden
+                update = self._attend(source, index, None if layer.rope is None else angles[layer.rope], cache, inputs)
+                before, attended = hidden, hidden if update is None else hidden + update
                 if self.spec.parallel:
                     hidden = attended + self._transform(hidden, index)
                 else:
@@ -191,11 +192,11 @@ class ReferenceDecoder:
 
     def _attend(
         self, hidden: FloatArray, index: int, angles: Angles | None, cache: CacheEngine, inputs: StepInputs
-    ) -> FloatArray:
-        """Return the residual stream with a layer's attention added. Mutates the cache."""
+    ) -> FloatArray | None:
+        """Return what a layer's attention adds to the residual stream; None without attention. Mutates the cache."""
         parts, spec = self.weights.layers[index], self.spec
         if not spec.layers[index].attends:
-            return hidden
+            return None
         rows = self._norm(hidden, parts, Part.ATTENTION_NORM)
         if spec.layers[index].recurrent and spec.delta is not None:
             states = cache.states(index, spec.delta.num_key_heads)
@@ -208,7 +209,7 @@ class ReferenceDecoder:
         else:
             owner = spec.layers[index].keys_of
             update = self._attention(index, angles).attend(rows, cache.layer(index if owner is None else owner), inputs)
-        return hidden + self._norm(update, parts, Part.AFTER_ATTENTION_NORM) * np.float32(self.spec.residual_scale)
+        return self._norm(update, parts, Part.AFTER_ATTENTION_NORM) * np.float32(self.spec.residual_scale)
 
     def _transform(self, hidden: FloatArray, index: int) -> FloatArray:
         """Return the output of the MLP or the experts, for the residual stream."""

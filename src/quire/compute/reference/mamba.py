@@ -72,7 +72,9 @@ class Mamba:
         return ordered(part.weight[:, 0]), None if part.bias is None else ordered(part.bias)
 
     def _normed(self, output: FloatArray) -> FloatArray:
-        """Return the outputs normalised over the heads of each group."""
+        """Return the outputs normalised over the heads of each group, if the model has that norm."""
+        if self._spec.norm is None:
+            return output
         groups = self._spec.num_groups, -1
         weights = PartWeights(self._parts[Part.MAMBA_NORM].weight.reshape(groups))
         return normalize(output.reshape(len(output), *groups), weights, self._spec.norm).reshape(output.shape)

@@ -23,7 +23,7 @@ import numpy as np
 from quire.compute.arrays import FloatArray, WeightArray
 from quire.compute.models.base import DecoderSpec
 from quire.compute.models.parts import Part, PartShape, WeightSource
-from quire.compute.weights.bfloat16 import widened
+from quire.compute.weights.bfloat16 import narrowed, widened
 from quire.compute.weights.codes import MADE, Codes, coded, coded_row_bytes
 from quire.compute.weights.weight_file import EVERYTHING, WeightFile
 from quire.core.errors import CheckpointError, InvariantError
@@ -175,7 +175,7 @@ def expected_tensors(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
             tensors[f"{place.stem}.bias"] = (total,)
         tensors |= dict.fromkeys(place.bounds, ())
     for stem, parts in ranges.items():
-        if not _fills(sorted(parts)):
+        if not _fills(sorted(set(parts))):  # a pair of layers can share a norm
             raise InvariantError(f"{stem}: the rows of its parts do not fill it: {sorted(parts)}")
     return tensors
 
@@ -222,7 +222,7 @@ class _Place:
 
     def kept_blocks(self, of: _Stored) -> str:
         """Return the block type that the weight keeps; empty if it does not stay blocks."""
-        if of.weights != "auto" or not (self.is_product or self.part in LOOKED_UP):
+        if of.weights != "auto" or self.source.factor != 1 or not (self.is_product or self.part in LOOKED_UP):
             return ""
         return of.block_types.get(f"{self.stem}.weight", "")
 
@@ -364,11 +364,12 @@ class WeightReader:
             weight = _picked(lambda some: np.concatenate(each)[some], rows)
         else:
             weight = _picked(lambda some: self._read(name, place, some), rows)
+        weight = _multiplied(weight, place.source.factor)
         if not place.shape.bias:
             return PartWeights(weight, blocks=blocks, bounds=self._bounds(place))
         name = self._named(f"{place.stem}.bias")
         bias = _picked(lambda some: self._checkpoint.tensor(name, some), self._rows(name, place))
-        return PartWeights(weight, bias, blocks, bounds=self._bounds(place))
+        return PartWeights(weight, _multiplied(bias, place.source.factor), blocks, bounds=self._bounds(place))
 
     def _bounds(self, place: _Place) -> tuple[float, ...] | None:
         """Return the bounds of a matrix; raises `CheckpointError` unless they are in order."""
@@ -430,6 +431,17 @@ def _picked(read: Callable[[slice], WeightArray], rows: slice | list[int]) -> We
     picked: WeightArray = read(EVERYTHING)[rows]
     picked.flags.writeable = False
     return picked
+
+
+def _multiplied(weight: WeightArray, factor: float) -> WeightArray:
+    """Return the numbers multiplied by a factor, in their dtype."""
+    if factor == 1:
+        return weight
+    is_half = weight.dtype == np.uint16
+    product = (widened(weight) if is_half else weight) * np.float32(factor)
+    found: WeightArray = narrowed(product) if is_half else product
+    found.flags.writeable = False
+    return found
 
 
 def _some(names: list[str]) -> str:
