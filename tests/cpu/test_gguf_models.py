@@ -58,6 +58,7 @@ CHANGES: dict[str, dict[str, Any]] = {  # what a GGUF file cannot say is as it i
     },
     "afmoe": {"layer_types": None, "num_hidden_layers": 5, "moe_intermediate_size": 16},
     "ernie4-5-moe": {"moe_layer_end_index": -1},
+    "olmo": {"layer_norm_eps": 1e-5},  # as the converter has it
     "falcon-h1": {
         **{"attention_in_multiplier": 1.0, "key_multiplier": 1.0},
         **{"embedding_multiplier": 1.0, "lm_head_multiplier": 1.0},
@@ -86,7 +87,7 @@ FORMS = (
     *("cohere", "cohere2", "starcoder2", "stablelm", "falcon", "gpt-neox", "phi", "gpt-oss"),
     *("deepseek-v2-lite", "deepseek-v2", "deepseek-v3", "minicpm3"),
     *("afmoe", "dots1", "ernie4-5-moe", "exaone-moe", "hunyuan-moe", "minimax-m2", "nemotron", "solar-open", "youtu"),
-    "falcon-h1",
+    *("falcon-h1", "olmo"),
 )
 PACKED = ("F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")  # those that the gguf package can pack
 PROMPT = [(7 * i * i + 3 * i + 5) % 64 for i in range(40)]

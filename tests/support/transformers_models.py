@@ -227,6 +227,7 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
             "sliding_window": 24,
         },
     ),
+    "olmo": ("Olmo", SIZES),
     "olmo2": ("Olmo2", SIZES),
     "olmoe": ("Olmoe", {**SIZES, "num_experts": 6, "num_experts_per_tok": 3}),
     "olmo3": (

@@ -241,10 +241,19 @@ def _phi3(settings: Settings) -> dict[str, object]:
     return {**turned(settings), "sliding_window": window or None}
 
 
-def _olmoe(settings: Settings) -> dict[str, object]:
+def _olmo(settings: Settings) -> dict[str, object]:
+    """Return no settings; refuses a limit of queries, keys and values."""
     if settings.has("attention.clamp_kqv"):
         raise settings.file.error(settings.key("attention.clamp_kqv"), "none: no queries, keys and values are clipped")
-    return {"num_experts": settings.size("expert_count"), "num_experts_per_tok": settings.size("expert_used_count")}
+    return {}
+
+
+def _olmoe(settings: Settings) -> dict[str, object]:
+    return {
+        **_olmo(settings),
+        "num_experts": settings.size("expert_count"),
+        "num_experts_per_tok": settings.size("expert_used_count"),
+    }
 
 
 def _olmo2(settings: Settings) -> dict[str, object]:
@@ -314,6 +323,7 @@ OWN: Final[Mapping[str, Callable[[Settings], dict[str, object]]]] = MappingProxy
         "nemotron": _nemotron,
         "nemotron_h": nemotron_h,
         "nemotron_h_moe": nemotron_h_moe,
+        "olmo": _olmo,
         "olmo2": _olmo2,
         "olmoe": _olmoe,
         "phi2": turned,

@@ -1,6 +1,6 @@
 """The order of the rows of tensors in GGUF files, where it is not that of Hugging Face.
 
-Files of Llama, Arcee, Granite, InternLM2, Ministral 3 and SmolLM3 have the rows of queries and keys interleaved,
+Files of Llama, Arcee, Granite, InternLM2, Ministral 3, OLMo and SmolLM3 have the rows of queries and keys interleaved,
 because llama.cpp rotates adjacent dimensions where we rotate halves. Falcon and GPT-NeoX files have all queries, then
 all keys, then all values. Qwen3.5 files have the value heads of recurrent layers in turns (`Turns`).
 """
@@ -21,7 +21,7 @@ APART: Final = frozenset({"falcon", "gptneox"})
 
 INTERLEAVED: Final = frozenset(
     {"arcee", "granite", "granitehybrid", "granitemoe", "internlm2", "llama", "mistral3", "nemotron_h"}
-    | {"nemotron_h_moe", "smollm3"}
+    | {"nemotron_h_moe", "olmo", "smollm3"}
 )
 """Architectures whose files interleave the rows of the two halves of each query and key head."""
 

@@ -65,6 +65,7 @@ ARCHITECTURES: Final = MappingProxyType(
         "nemotron_h": "NemotronHForCausalLM",
         "nemotron_h_moe": "NemotronHForCausalLM",
         "nomic-bert": "NomicBertModel",
+        "olmo": "OlmoForCausalLM",
         "olmo2": "Olmo2ForCausalLM",  # also OLMo 3, with a window
         "olmoe": "OlmoeForCausalLM",
         "phi2": "PhiForCausalLM",
@@ -99,7 +100,7 @@ BIASED: Final = frozenset(
 
 LAYER_NORMS: Final = MappingProxyType(
     {
-        **dict.fromkeys(("bert", "cohere2", "command-r", "gptneox", "nomic-bert"), "layer_norm_eps"),
+        **dict.fromkeys(("bert", "cohere2", "command-r", "gptneox", "nomic-bert", "olmo"), "layer_norm_eps"),
         **dict.fromkeys(("phi2", "stablelm"), "layer_norm_eps"),
         **{
             "falcon": "layer_norm_epsilon",

@@ -91,6 +91,7 @@ FAMILIES: Final = MappingProxyType(
         "NemotronHForCausalLM": "quire.compute.models.nemotron_h",
         "NomicBertModel": "quire.compute.models.nomic_bert",
         "OPTForCausalLM": "quire.compute.models.opt",
+        "OlmoForCausalLM": "quire.compute.models.olmo",
         "Olmo2ForCausalLM": "quire.compute.models.olmo2",
         "Olmo3ForCausalLM": "quire.compute.models.olmo3",
         "OlmoeForCausalLM": "quire.compute.models.olmoe",

@@ -132,6 +132,8 @@ class WeightSource:
 
     `bounds`: the beginning of the names of four numbers, to which the inputs and outputs of the matrix are limited;
     empty: none. `factor` multiplies the numbers of the file.
+
+    Without a stem, a norm has no tensor, and its weights are 1.
     """
 
     stem: str

@@ -162,7 +162,7 @@ def expected_tensors(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
     """Return the name and shape of every tensor of a checkpoint of the spec."""
     ranges: dict[str, list[tuple[int, int]]] = {}
     tensors: dict[str, tuple[int, ...]] = {}
-    for place in _places(spec):
+    for place in (place for place in _places(spec) if place.stem):
         if "{head}" in place.stem:
             tensors |= dict.fromkeys(place.head_names(), place.shape.weight[1:])
             continue
@@ -351,6 +351,8 @@ class WeightReader:
             self._note_loaded(self._taken_bytes, self._total_bytes, "weights")
 
     def _take(self, place: _Place) -> PartWeights:
+        if not place.stem:
+            return PartWeights(np.ones(place.shape.weight, np.float32))
         name = self._named(f"{place.stem}.weight")
         rows = self._rows(name, place)
         if blocks := place.kept_blocks(self._stored):
