@@ -127,6 +127,82 @@ PUBLISHED: dict[str, tuple[dict[str, object], int]] = {
         },
         7_241_732_096,
     ),
+    "MiniMax-M2": (
+        {
+            **{"architectures": ["MiniMaxM2ForCausalLM"], "attn_type_list": [1] * 62, "head_dim": 128},
+            **{"hidden_act": "silu", "hidden_size": 3072, "intermediate_size": 1536},
+            **{"max_position_embeddings": 196608, "num_attention_heads": 48, "num_experts_per_tok": 8},
+            **{"num_hidden_layers": 62, "num_key_value_heads": 8, "num_local_experts": 256},
+            **{"qk_norm_type": "per_layer"},
+            **{
+                "quantization_config": {
+                    "fmt": "float8_e4m3fn",
+                    "quant_method": "fp8",
+                    "weight_block_size": [128, 128],
+                    "activation_scheme": "dynamic",
+                    "modules_to_not_convert": ["gate", "e_score_correction_bias", "lm_head"],
+                }
+            },
+            **{"rms_norm_eps": 1e-06, "rope_theta": 5000000, "rotary_dim": 64, "scoring_func": "sigmoid"},
+            **{"shared_intermediate_size": 0, "sliding_window": None, "tie_word_embeddings": False},
+            **{"use_routing_bias": True, "vocab_size": 200064},
+        },
+        228_689_764_864,
+    ),
+    "Trinity-Mini": (
+        {
+            **{"architectures": ["AfmoeForCausalLM"], "global_attn_every_n_layers": 4, "head_dim": 128},
+            **{"hidden_act": "silu", "hidden_size": 2048, "intermediate_size": 6144},
+            **{"max_position_embeddings": 131072, "moe_intermediate_size": 1024, "mup_enabled": True, "n_group": 1},
+            **{"num_attention_heads": 32, "num_dense_layers": 2, "num_experts": 128, "num_experts_per_tok": 8},
+            **{"num_hidden_layers": 32, "num_key_value_heads": 4, "num_shared_experts": 1, "rms_norm_eps": 1e-05},
+            **{"rope_scaling": None, "rope_theta": 10000, "route_norm": True, "route_scale": 2.826},
+            **{"score_func": "sigmoid", "sliding_window": 2048, "tie_word_embeddings": False, "topk_group": 1},
+            **{"vocab_size": 200192},
+        },
+        26_123_974_400,
+    ),
+    "Hunyuan-A13B": (
+        {
+            **{"architectures": ["HunYuanMoEV1ForCausalLM"], "attention_bias": False, "attention_head_dim": 128},
+            **{"hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 3072},
+            **{"max_position_embeddings": 32768, "moe_intermediate_size": [3072] * 32, "moe_layer_num_skipped": 0},
+            **{"moe_topk": [8] * 32, "n_group": None, "norm_topk_prob": True, "num_attention_heads": 32},
+            **{"num_experts": 64, "num_hidden_layers": 32, "num_key_value_heads": 8, "num_shared_expert": [1] * 32},
+            **{"rms_norm_eps": 1e-05},
+            **{
+                "rope_scaling": {
+                    "alpha": 1000.0,
+                    "beta_fast": 32,
+                    "beta_slow": 1,
+                    "factor": 1.0,
+                    "mscale": 1.0,
+                    "mscale_all_dim": 1.0,
+                    "type": "dynamic",
+                }
+            },
+            **{"rope_theta": 10000.0, "routed_scaling_factor": 1.0, "tie_word_embeddings": True, "topk_group": None},
+            **{"use_cla": False, "use_qk_norm": True, "vocab_size": 128167},
+        },
+        80_393_183_232,
+    ),
+    "Falcon-H1-0.5B": (
+        {
+            **{"architectures": ["FalconH1ForCausalLM"], "attention_bias": False, "attention_in_multiplier": 1.0},
+            **{"attention_out_multiplier": 0.9375, "embedding_multiplier": 5.656854249492381, "head_dim": 64},
+            **{"hidden_act": "silu", "hidden_size": 1024, "intermediate_size": 2048, "key_multiplier": 0.390625},
+            **{"lm_head_multiplier": 0.0390625, "mamba_conv_bias": True, "mamba_d_conv": 4, "mamba_d_head": 64},
+            **{"mamba_d_ssm": 1536, "mamba_d_state": 128, "mamba_expand": 2, "mamba_n_groups": 1},
+            **{"mamba_n_heads": 24, "mamba_norm_before_gate": False, "mamba_proj_bias": False},
+            **{"mamba_rms_norm": False, "max_position_embeddings": 16384, "mlp_bias": False},
+            **{"mlp_multipliers": [0.8838834764831844, 0.5859375], "num_attention_heads": 8},
+            **{"num_hidden_layers": 36, "num_key_value_heads": 2, "projectors_bias": False, "rms_norm_eps": 1e-05},
+            **{"rope_scaling": None, "rope_theta": 100000000000.0, "ssm_in_multiplier": 1.25},
+            **{"ssm_multipliers": [0.3535533905932738, 0.25, 0.3535533905932738, 0.5, 0.3535533905932738]},
+            **{"ssm_out_multiplier": 0.23570226039551587, "tie_word_embeddings": False, "vocab_size": 32784},
+        },
+        521_411_104,
+    ),
     "Mixtral-8x7B-v0.1": (
         {
             **{"architectures": ["MixtralForCausalLM"], "hidden_act": "silu", "hidden_size": 4096},

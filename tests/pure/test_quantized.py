@@ -432,7 +432,7 @@ def scheme(**changes: object) -> dict[str, Any]:
         (gptq_settings(modules_to_not_convert=[3]), "modules_to_not_convert is [3]; allowed: a list of strings"),
         ({**AWQ, "bits": 8}, "bits is 8; allowed: 4"),
         ({**AWQ, "zero_point": False}, "zero_point is False; allowed: true"),
-        ({**FP8, "fmt": "e5m2"}, "fmt is 'e5m2'; allowed: 'e4m3' or null"),
+        ({**FP8, "fmt": "e5m2"}, "fmt is 'e5m2'; allowed: 'e4m3' or 'float8_e4m3fn' or null"),
         ({"quant_method": "fp8"}, "weight_block_size is None; allowed: two integers from 1, such as [128"),
         ({**FP8, "weight_block_size": [0, 128]}, "weight_block_size is [0, 128]; allowed: two integers"),
         ({**FP8, "weight_block_size": [True, 128]}, "weight_block_size is [True, 128]; allowed: two integers"),

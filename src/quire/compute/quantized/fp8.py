@@ -58,7 +58,7 @@ class BlockFp8:
     @classmethod
     def read(cls, config: ConfigFile) -> BlockFp8:
         """Read the settings of a folder."""
-        config.require("fmt", "e4m3", None)
+        config.require("fmt", "e4m3", "float8_e4m3fn", None)
         field = "weight_block_size"
         is_whole = field in config.fields and not config.is_set(field)
         block = (0, 0) if is_whole else block_sizes(config, field)
