@@ -353,6 +353,14 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
             "attention_multiplier": 0.25,
         },
     ),
+    "granite-swa": (
+        "GraniteSWA",
+        {
+            **{**SIZES, "num_hidden_layers": 3, "layer_types": [FAR, NEAR, NEAR], "sliding_window": 24},
+            **{"layer_rope_theta": [0, 10_000.0, 500_000.0], "embedding_multiplier": 12.0, "logits_scaling": 8.0},
+            **{"residual_multiplier": 0.22, "attention_multiplier": 0.25},
+        },
+    ),
     "granite-moe": (
         "GraniteMoe",
         {

@@ -70,6 +70,7 @@ FAMILIES: Final = MappingProxyType(
         "GraniteMoeForCausalLM": "quire.compute.models.granite_moe",
         "GraniteMoeHybridForCausalLM": "quire.compute.models.granite_hybrid",
         "GraniteMoeSharedForCausalLM": "quire.compute.models.granite_moe",
+        "GraniteSWAForCausalLM": "quire.compute.models.granite_swa",
         "HeliumForCausalLM": "quire.compute.models.helium",
         "HunYuanDenseV1ForCausalLM": "quire.compute.models.hunyuan",
         "HunYuanMoEV1ForCausalLM": "quire.compute.models.hunyuan_moe",
