@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import json
+import random
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quire import LLM, CheckpointError, Grammar, InvalidConfigError, SamplingParams
+from quire import LLM, CheckpointError, Grammar, InvalidConfigError, SamplingParams, _native
 from quire.cli import main
 from quire.compute.grammar import MaskService
 from quire.compute.models import read_model
@@ -26,6 +27,7 @@ from quire.compute.models.parts import Part
 from quire.compute.models.source import ModelFolder
 from quire.compute.native.decoder import NativeDecoder
 from quire.compute.weights.decoder_weights import expected_tensors, weight_bytes
+from quire.compute.worker.model_runner import StepInputs, StepOutputs
 from quire.core.config import EngineConfig
 from quire.core.guesses import Guesses
 from quire.engine.factory import plan_engine
@@ -35,6 +37,7 @@ from support.gguf_models import write_gguf
 from support.guess_layers import CONFIGS, DEEPSEEK_V3, GLM, QWEN3_5, write_guessing_model
 from support.guess_runs import WORKLOAD, counts_of, make, run, said, workload
 from support.image_models import write_image_model
+from support.native_runs import FLOAT32, NativeRun
 from support.spec_models import random_tensors
 from support.swaps import noted_swaps
 from support.tiny_checkpoint import write_model_weights
@@ -235,10 +238,19 @@ def test_rows_with_adapters_are_guessed_by_the_layer_of_the_model(folders: dict[
     assert num_verified > 20
 
 
-def test_grammars_and_the_log_replays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guesses are drawn under the masks, so that none is one that the grammar refuses."""
-    wait = MaskService.wait
-    monkeypatch.setattr(MaskService, "wait", lambda masks, texts, seconds, enough=all: wait(masks, texts, 60.0))
+@pytest.mark.parametrize("are_late", [False, True])
+def test_grammars_and_the_log_replays(are_late: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guesses are drawn under the masks, so that none is one that the grammar refuses; also if every other is late."""
+    wait, chance = MaskService.wait, random.Random(7)
+
+    def some_late(masks: MaskService, texts: Any, seconds: float, enough: Any = all) -> None:
+        wait(masks, texts, 60.0)
+        for text in texts:
+            if are_late and text.masks is not None and chance.random() < 0.5:
+                text.masks, text.asked = None, None  # as if it had not come
+                masks.ask(text, text.drafts)
+
+    monkeypatch.setattr(MaskService, "wait", some_late)
     monkeypatch.setattr(MaskService, "is_cheap", lambda masks, text: True)
     config = {**QWEN3_5, "vocab_size": 384, "eos_token_id": 2, "max_position_embeddings": 600}
     folder = tmp_path / "model"
@@ -252,7 +264,7 @@ def test_grammars_and_the_log_replays(tmp_path: Path, monkeypatch: pytest.Monkey
             texts.append(said(llm.generate(["What is a block?", "What is a prefix?"], sampling, use_tqdm=False)))
             num_verified, num_right = counts_of(llm, "mtp")
     assert texts[0] == texts[1]
-    assert num_verified == num_right > 0
+    assert are_late or num_verified == num_right > 0
     assert replay(io.BytesIO(log.read_bytes())) > 4
 
 
@@ -366,3 +378,32 @@ def test_plans_and_simulations_know_the_layer(tmp_path: Path, capsys: pytest.Cap
         results = json.loads(capsys.readouterr().out)["results"]["quire"]
         means.append(float(results["latencies"]["tpot_s"]["mean"]))
     assert 0.4 * means[0] < means[1] < 0.6 * means[0]
+
+
+@pytest.mark.parametrize("instruction_set", _native.kernel_names())
+@pytest.mark.parametrize("weights", ["auto", "int8"])
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_the_head_alone_computes_the_bits_of_a_step(
+    is_tied: bool, weights: str, instruction_set: str, tmp_path: Path
+) -> None:
+    """And the embedding alone gives the row that a step begins with."""
+    tensors = write_guessing_model(tmp_path, {**QWEN3_5, "tie_word_embeddings": is_tied})
+    settings = replace(FLOAT32, weights=weights, instruction_set=instruction_set, num_threads=2)
+    run = NativeRun(tmp_path, settings=settings)
+    runner = run.runner._runner  # type: ignore[attr-defined]
+    step, seen = runner.run, list[Any]()
+
+    def noted(inputs: StepInputs, cache: Any) -> StepOutputs:
+        outputs = step(replace(inputs, state_indices=inputs.logit_indices), cache)
+        seen.append((outputs.logits.copy(), outputs.states.copy()))
+        return outputs
+
+    runner.run = noted
+    run.prefill(0, list(range(30)))
+    ((logits, states),) = seen
+    alone, finite = runner.logits_of(states)
+    assert finite.all()
+    assert alone.tobytes() == logits.tobytes()
+    rows = runner.embed(np.arange(30))
+    if not (is_tied and weights == "int8"):
+        assert np.array_equal(rows, tensors["model.embed_tokens.weight"][:30])

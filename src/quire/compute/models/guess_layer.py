@@ -66,3 +66,8 @@ def guess_layer(spec: DecoderSpec) -> DecoderSpec:
 def guess_layer_stem(spec: DecoderSpec) -> str:
     """Return the name of a tensor that a checkpoint with the layer has, without `.weight`. Pure."""
     return spec.guess_sources[Part.EMBEDDING_IN].stem
+
+
+def joined_row_bytes(spec: DecoderSpec) -> int:
+    """Return the bytes of hidden states and rows, in float32, for each token of a step that the layer reads. Pure."""
+    return 5 * spec.hidden_size * 4 if spec.joins_states else 0

@@ -12,6 +12,7 @@ from quire.compute.backend import BackendFacts, WorkerParts, adapter_bytes, need
 from quire.compute.models import ModelDescription
 from quire.compute.models.base import DecoderSpec
 from quire.compute.models.distances import num_distances
+from quire.compute.models.guess_layer import joined_row_bytes
 from quire.compute.models.parts import Part
 from quire.compute.models.vision.spec import VisionSpec
 from quire.compute.native.images import native_memory
@@ -85,6 +86,7 @@ class NativeBackend:
             + (0 if model.vision is None else vision_bytes(model.vision, dtype, _kept(model))),
             activation_bytes=activation_bytes(model.spec, settings)
             + sum(activation_bytes(each.spec, settings.of_draft()) for each in models[1:])
+            + sum(joined_row_bytes(each.spec) * config.max_num_batched_tokens for each in models[1:])
             + (0 if model.vision is None else _image_bytes(model.vision, model.spec, settings)),
             block_types=tuple(sorted(set(block_types.values()))),
             makes_vectors=True,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from quire.compute.backend import LATENT_KV, BackendFacts, WorkerParts, adapter_bytes, needs_on_host
 from quire.compute.models import ModelDescription
 from quire.compute.models.base import DecoderSpec
+from quire.compute.models.guess_layer import joined_row_bytes
 from quire.compute.models.vision.spec import VisionSpec
 from quire.compute.reference.images import reference_memory
 from quire.compute.reference.load import block_spec, load_parts
@@ -91,7 +92,9 @@ def _activation_bytes(spec: DecoderSpec, config: ResolvedConfig) -> int:
     inputs = 0 if spec.layer_inputs is None else 2 * spec.layer_inputs.size * len(spec.layers)
     per_token = 6 * spec.hidden_size + 3 * spec.most_intermediate + 4 * heads + inputs
     num_logits = config.max_num_seqs + MAX_PROMPT_LOGITS
-    return 4 * (config.max_num_batched_tokens * per_token + 2 * num_logits * spec.vocab_size)
+    return 4 * (config.max_num_batched_tokens * per_token + 2 * num_logits * spec.vocab_size) + (
+        config.max_num_batched_tokens * joined_row_bytes(spec)
+    )
 
 
 def _image_bytes(vision: VisionSpec, text: DecoderSpec) -> int:

@@ -88,8 +88,8 @@ class LayerRows:
                 continue
             first, end = inputs.query_starts[sequence : sequence + 2].tolist()
             text, start = batch.tokens(row), int(inputs.positions[first])
-            if row in plan.drafts:  # leaves out tokens that were guessed in vain
-                end = min(end, first + len(text) - 1 - start)
+            if row in plan.drafts:  # leaves out tokens that were guessed in vain; without a draw, all guesses were
+                end = min(end, first + max(1, len(text) - 1 - start))
             after = text[start + 1 : start + 1 + end - first]
             next_tokens.extend(after if len(after) == end - first else after + text[-1:])
             rows.append(sequence)
@@ -130,9 +130,10 @@ class LayerRows:
         """Return the row of each next token: of the embedding, or of an image if that is in the step."""
         rows = self._parts.ends.embed(next_tokens)
         if len(inputs.given):
-            after = np.minimum(places + 1, len(inputs.given) - 1)
-            is_given = (inputs.given[after] >= 0) & (inputs.positions[after] == inputs.positions[places] + 1)
-            rows[is_given] = inputs.given_rows[inputs.given[after[is_given]], : rows.shape[1]]
+            given = np.append(inputs.given[1:], -1)
+            given[inputs.query_starts[1:] - 1] = -1  # their next tokens are not in the step
+            is_given = given[places] >= 0
+            rows[is_given] = inputs.given_rows[given[places[is_given]], : rows.shape[1]]
         return rows
 
     def _run(self, inputs: StepInputs, ends: IntArray, halves: tuple[FloatArray, FloatArray]) -> FloatArray:
