@@ -286,6 +286,59 @@ def test_images_are_read_by_the_layer_too(tmp_path: Path) -> None:
     compare(known[1], known[2], 10)  # by two engines that place rows and coordinates on their own
 
 
+PUBLISHED = {  # of the 27B, as its maker lists them
+    **{"fc": (5120, 10240), "norm": (5120,), "pre_fc_norm_embedding": (5120,), "pre_fc_norm_hidden": (5120,)},
+    **{"layers.0.input_layernorm": (5120,), "layers.0.post_attention_layernorm": (5120,)},
+    **{f"layers.0.mlp.{name}_proj": (17408, 5120) for name in ("gate", "up")},
+    **{f"layers.0.self_attn.{name}_proj": (1024, 5120) for name in "kv"},
+    **{f"layers.0.self_attn.{name}_norm": (256,) for name in "qk"},
+    **{"layers.0.mlp.down_proj": (5120, 17408), "layers.0.self_attn.q_proj": (12288, 5120)},
+    "layers.0.self_attn.o_proj": (5120, 6144),
+}
+
+
+def test_the_tensors_are_those_of_the_published_qwen3_5(tmp_path: Path) -> None:
+    text = {"vocab_size": 248_320, "hidden_size": 5120, "intermediate_size": 17_408, "num_hidden_layers": 64}
+    text |= {"num_attention_heads": 24, "linear_num_value_heads": 48, "max_position_embeddings": 262_144}
+    config = {"architectures": ["Qwen3_5ForConditionalGeneration"], "text_config": text | {"mtp_num_hidden_layers": 1}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    layer = guess_layer(read_model(ModelFolder(tmp_path)).spec)
+    assert expected_tensors(layer) == {f"mtp.{name}.weight": shape for name, shape in PUBLISHED.items()}
+    assert round(weight_bytes(layer) / 4e9, 3) == 0.425
+    config["text_config"]["mtp_use_dedicated_embeddings"] = True
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert not read_model(ModelFolder(tmp_path)).spec.guess_sources
+
+
+def test_experts_in_one_tensor_and_copies_of_the_ends(tmp_path: Path) -> None:
+    """As Qwen3.5-MoE and DeepSeek-V3 are published."""
+    moe, deepseek = tmp_path / "qwen3_5_moe", tmp_path / "deepseek_v3"
+    tensors = {folder: write_guessing_model(folder, CONFIGS[folder.name]) for folder in (moe, deepseek)}
+    texts = {folder: _texts_and_guesses(folder) for folder in tensors}
+    stacked: dict[str, Any] = {}
+    for name, tensor in tensors[moe].items():
+        stem, found, rest = name.partition(".experts.")
+        expert, _, matrix = rest.partition(".")
+        stacked.setdefault(f"{stem}.experts.{matrix.removesuffix('.weight')}" if found else name, {})[expert] = tensor
+    whole = {name: each[""] if "" in each else np.stack(list(each.values())) for name, each in stacked.items()}
+    for name in [name for name in whole if name.endswith(".experts.gate_proj")]:
+        up = whole.pop(name.replace("gate_proj", "up_proj"))
+        whole[name.replace("gate_proj", "gate_up_proj")] = np.concatenate((whole.pop(name), up), axis=1)
+    assert "mtp.layers.0.mlp.experts.gate_up_proj" in whole
+    bare = {name: name.removesuffix(".weight") for name in whole if "A_log" in name or "dt_bias" in name}
+    write_model_weights(moe, {bare.get(name, name): tensor for name, tensor in whole.items()})
+    ends = {"embed_tokens": "model.embed_tokens", "shared_head.head": "lm_head"}
+    copies = {f"model.layers.2.{copy}.weight": tensors[deepseek][f"{end}.weight"] for copy, end in ends.items()}
+    write_model_weights(deepseek, tensors[deepseek] | copies)
+    assert {folder: _texts_and_guesses(folder) for folder in tensors} == texts
+
+
+def _texts_and_guesses(folder: Path) -> tuple[list[object], Known]:
+    with make(folder, dtype="float32", speculation="mtp") as llm:
+        known = noted_guesses(llm)
+        return run(llm, WORKLOAD[:4]), known
+
+
 @pytest.mark.parametrize("name", ["qwen3_5", "qwen3_5_moe", "glm4_moe"])
 def test_a_gguf_file_has_the_same_layer(name: str, tmp_path: Path) -> None:
     config = CONFIGS[name]

@@ -294,3 +294,18 @@ def test_what_is_foreseen_is_the_gain_of_guesses_that_are_as_right_as_they_were(
     budget.foresee(1, [], took_us=11_000)
     assert budget.foreseen.gain == pytest.approx(50_000 / (16_000 + 10_000))
     assert budget.foreseen.taken_us == 26_000
+
+
+def test_the_layer_of_a_model_counts_as_a_draft_model() -> None:
+    """Its chances decide how many tokens it guesses, and its guesses are counted under its own name."""
+    budget, (request,) = budget_with({1: 10_000, 8: 11_000, 16: 12_000}), requests_with([0])
+    budget.note_pass(1, 1000)
+    depths = [budget.depths([request], num_running=1, most=15)[request]]
+    request.guesser = "mtp"
+    for _ in range(20):
+        budget.note_verified(request, 4, 0)
+        depths.append(budget.depths([request], num_running=1, most=15).get(request, 0))
+    assert depths[0] >= 3 and depths[-1] <= 1
+    assert budget.counts["mtp"].verified[:4] == [20] * 4 and not any(budget.counts["draft_model"].verified)
+    budget.forget(request)
+    assert not budget._chances
