@@ -13,6 +13,8 @@ import pytest
 from quire.compute.arrays import BoolArray
 from quire.compute.sampling.draws import Draws
 from quire.compute.worker.careful_rows import CarefulRows
+from quire.compute.worker.image_queue import EncodedImages
+from quire.compute.worker.image_rows import ImageRows
 from quire.compute.worker.input_batch import InputBatch
 from quire.compute.worker.model_runner import UNKNOWN, StepInputs
 from quire.compute.worker.sampling_columns import SamplingColumns
@@ -63,7 +65,7 @@ class Rows:
     def __init__(self) -> None:
         self.batch = InputBatch(SPEC, num_blocks=50, vocab_size=100)
         self.columns, self.careful, self.launcher = SamplingColumns(), CarefulRows(), Launcher()
-        self.ahead = StepsAhead(self.launcher, self.columns, self.careful)
+        self.ahead = StepsAhead(self.launcher, self.columns, self.careful, ImageRows(None, EncodedImages(0)))
 
     def take(self, row: int, tokens: list[int], **wanted: Any) -> None:
         start = RowStart(row, f"r{row}", array("i", tokens), len(tokens), SamplingParams(seed=row, **wanted), 99)

@@ -9,7 +9,6 @@ import json
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import pytest
 from quire import LLM, AsyncLLM, SamplingParams
 from quire.core.config import EngineConfig
 from quire.core.errors import CheckpointError, InvalidRequestError
-from quire.engine.factory import image_notices, plan_engine
+from quire.engine.factory import plan_engine
 from quire.engine.images.parts import SentImage
 from support.image_models import PREPARED, write_image_model
 from support.live_lines import LiveLines
@@ -45,14 +44,6 @@ def llm(folder: Path) -> Iterator[LLM]:
 def server(folder: Path) -> Iterator[RunningServer]:
     with running_server(model=str(folder)) as running:
         yield running
-
-
-def test_an_engine_that_serves_the_text_model_says_so(folder: Path) -> None:
-    blueprint = plan_engine(EngineConfig(model=str(folder), kv_memory="8MiB"))
-    facts = blueprint.backend.facts
-    assert image_notices(blueprint.model, facts) == ()
-    (notice,) = image_notices(blueprint.model, replace(facts, name="torch", reads_images=False))
-    assert notice == "the torch backend serves the text model only: images are read by the native one, on CPUs"
 
 
 def test_answers_depend_on_the_image(llm: LLM) -> None:

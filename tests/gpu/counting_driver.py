@@ -15,6 +15,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -87,9 +88,15 @@ def num_launches() -> int:
 
 
 def engine(
-    folder: Path, max_num_seqs: int = 20, kv_dtype: str = "auto", *, num_slots: int = 0, recorder: Any = None
+    folder: Path,
+    max_num_seqs: int = 20,
+    kv_dtype: str = "auto",
+    *,
+    num_slots: int = 0,
+    recorder: Any = None,
+    images: bool = False,
 ) -> tuple[Any, Any]:
-    """A runner of kernels, and its KV memory; with so many slots for adapters."""
+    """A runner of kernels, and its KV memory; with so many slots for adapters. `images`: rehearse steps with images."""
     from quire.compute.adapters.places import ADAPTED
     from quire.compute.adapters.room import AdapterRoom
     from quire.compute.models import read_model
@@ -103,7 +110,7 @@ def engine(
     from quire.compute.torch.fused_operations import FusedOperations
     from quire.compute.torch.fused_products import FusedProduct
     from quire.compute.torch.graphs import StepGraphs
-    from quire.compute.torch.rehearsal import largest_steps
+    from quire.compute.torch.rehearsal import largest_steps, with_images
     from quire.compute.torch.runner import Graphs, TorchRunner
     from quire.compute.torch.sampling import TorchSampler
     from quire.compute.torch.settings import TorchSettings, kv_cache_spec
@@ -125,6 +132,7 @@ def engine(
     experts = FusedExperts(batch_invariant=False)
     decoder = TorchDecoder(spec, weights, Implementations(attention, FusedOperations(attention), product, experts))
     rehearsals = largest_steps(kv_spec, settings, context_length=20_000)
+    rehearsals = with_images(rehearsals, spec) if images else rehearsals
     graphs = StepGraphs(decoder, recorder or AgainRecorder(), settings.max_num_seqs)
     draw_graphs = DrawGraphs(decoder, graphs.recorder, settings.max_num_seqs)
     room = AdapterRoom.of(spec, 16, ADAPTED, 2, count=num_slots)
@@ -168,6 +176,12 @@ def inputs_of(sequences: list[tuple[int, int]], num_groups: int) -> Any:
     )
 
 
+def ends_of(inputs: Any) -> Any:
+    """The position after the last one of each token's sequence."""
+    counts = np.diff(inputs.query_starts)
+    return np.repeat(inputs.positions[inputs.query_starts[1:] - 1] + 1, counts)
+
+
 def launch_many_tasks(attention: Any, pair: Any) -> None:
     """Launch attention with more tasks than the second dimension of a launch holds, and as many merges."""
     from quire.compute.torch.attention.base import AttentionRule
@@ -189,13 +203,15 @@ def main(folder: Path, kv_dtype: str) -> None:
     from quire.compute.torch.rehearsal import rehearsed_draws
 
     use()
-    runner, cache = engine(folder, kv_dtype=kv_dtype)
+    runner, cache = engine(folder, kv_dtype=kv_dtype, images=True)
     runner.prepare(cache)
     rehearsed = compiled()
     cache.rehearse()
     for inputs in steps(len(cache.spec.groups)):
         for draws in rehearsed_draws(len(inputs.entries)):
             runner.launch(inputs, draws, cache)
+        ends = np.maximum(inputs.positions + 1, 20)  # an image, of which a step has some of the tokens or none
+        runner.run(replace(inputs, ends_seen=np.minimum(ends, ends_of(inputs))), cache)
     print(json.dumps([rehearsed, compiled()]))
     launch_many_tasks(cache.attention, cache.pairs()[0])
 

@@ -13,7 +13,16 @@ from tests.gpu.counting_driver import inputs_of
 
 from quire.compute.models.sublayers import Activation, RopeSpec
 from quire.compute.torch.attention.base import MOST_SHORT, KVPair
-from quire.compute.torch.operations import Angles, HeadForm, Norm, PlainOperations, activated, are_finite, rotated
+from quire.compute.torch.operations import (
+    Angles,
+    Frequencies,
+    HeadForm,
+    Norm,
+    PlainOperations,
+    activated,
+    are_finite,
+    rotated,
+)
 from quire.compute.torch.products import Matrix, TiledProduct, product
 from quire.compute.torch.step_upload import step_shape, uploaded
 from quire.compute.torch.upload import ALIGNMENT, apart, joined, together
@@ -107,7 +116,8 @@ def test_pairs_are_turned_by_their_angles_and_the_rest_of_a_head_is_left(
     half = max(1, int(head_dim * part) // 2)
     frequencies = tuple(float(np.float32(10.0 ** (-2 * pair / head_dim))) for pair in range(half))
     positions = [0, 1, 5, 4097]
-    angles = Angles.at(torch.tensor(positions), RopeSpec(2 * half, frequencies, scale), torch.tensor(frequencies))
+    rope = RopeSpec(2 * half, frequencies, scale)
+    angles = Angles.at(torch.tensor(positions), rope, Frequencies.of(rope, torch.device("cpu")))
     heads = drawn(4, 3, head_dim, seed=head_dim)
     exact = heads.double().clone()
     for token, position in enumerate(positions):
@@ -128,8 +138,9 @@ def test_queries_come_back_and_keys_and_values_are_written_before_they_are_round
     operations = PlainOperations(memory)  # type: ignore[arg-type]
     projected, slots = drawn(3, (4 + 2 * 2) * 8, seed=8, dtype=dtype), torch.tensor([5, -1, 2])
     norms = [Norm(drawn(8, seed=seed), None, 1e-6, False) if normed else None for seed in (1, 2)]
-    frequencies = torch.tensor([1.0, 0.25, 0.125, 0.5])
-    angles = Angles.at(torch.tensor([0, 3, 9]), RopeSpec(8, (1.0, 0.25, 0.125, 0.5)), frequencies) if turned else None
+    rope = RopeSpec(8, (1.0, 0.25, 0.125, 0.5))
+    table = Frequencies.of(rope, torch.device("cpu"))
+    angles = Angles.at(torch.tensor([0, 3, 9]), rope, table) if turned else None
     pair = KVPair(torch.zeros(0), torch.zeros(0))
     form = HeadForm(4, 2, 8, *norms, rotates_first=rotates_first)
     queries = operations.rotate_and_write(projected, form, angles, pair, slots)

@@ -41,12 +41,15 @@ from quire.compute.worker.worker import Worker
 from quire.core.errors import ExecutorLostError, InvalidConfigError
 from quire.core.python_process import start_python
 from support.forked_ranks import fork_follower
+from support.image_jobs import run, workload
 from support.recorded_ranks import compute_as_on_gpus
 from support.reference_runs import ReferenceRun
 from support.served_process import ServedProcess, served_process
 from support.step_plans import PlanDriver, Work
 from support.tiny_checkpoint import write_tiny_llama, write_tiny_qwen3
 from support.torch_runs import EveryLogit
+from support.vision_models import SETTINGS as SETTINGS_OF_IMAGES
+from support.vision_models import write_vision_model
 from support.waiting import wait_until
 
 DATA = Path(__file__).parent.parent / "golden" / "data" / "families"
@@ -255,6 +258,19 @@ def test_recorded_steps_are_replayed_by_all_ranks(
         assert graphs.recorder.num_replayed == 4 + 5 * (num_ranks == 1)  # draws are recorded as well
     assert tokens[0] == tokens[1]
     assert len({tuple(each) for each in tokens[0]}) > 1
+
+
+@pytest.mark.usefixtures("forked")
+def test_rows_of_images_reach_all_ranks(tmp_path: Path) -> None:
+    folder = write_vision_model(tmp_path, SETTINGS_OF_IMAGES["qwen3-vl"])  # with coordinates and rows for layers
+    jobs = workload("qwen3-vl", read_model(ModelFolder(folder)), are_whole=True)[1:4]
+    found = []
+    for num_ranks in (1, 2):
+        settings: dict[str, Any] = {"batch_invariant": True, "skip_tokenizer_init": True, "max_model_len": 300}
+        settings["num_threads"] = num_ranks  # one for each: the bits of an encoder depend on it
+        with LLM(folder, backend="torch", device="cpu", dtype="float32", tensor_parallel=num_ranks, **settings) as llm:
+            found.append(run(llm, jobs))
+    assert found[0] == found[1]
 
 
 @pytest.mark.usefixtures("forked")

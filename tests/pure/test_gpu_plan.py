@@ -21,7 +21,8 @@ from quire.compute.models.source import ModelFolder
 from quire.compute.torch.backend import GPU_KV_SHARE, TorchBackend
 from quire.compute.torch.device import CONTEXT_BYTES, DeviceFacts
 from quire.compute.torch.footprint import Footprint
-from quire.compute.torch.settings import TorchSettings, kv_cache_spec
+from quire.compute.torch.settings import TorchSettings, image_bytes, kv_cache_spec
+from quire.compute.vision.weights import vision_bytes
 from quire.core.errors import CheckpointError
 from quire.core.granted import free_memory
 from quire.engine.factory import plan_engine
@@ -31,6 +32,7 @@ from support.adapters import adapter_tensors, write_adapter
 from support.quantized_models import write_quantized
 from support.spec_models import SPECS, write_spec_model
 from support.tiny_gemma4 import write_tiny_gemma4
+from support.vision_models import SETTINGS, vision_of, write_vision_model
 
 GIB = 1 << 30
 H200 = DeviceFacts("2.11.0", "13.0", "3.6.0", "NVIDIA H200", "", "580.159.03", (9, 0), 140 * GIB, 139 * GIB)
@@ -265,6 +267,19 @@ def test_settings_that_a_gpu_cannot_have_are_refused(answers: Any, settings: dic
     with pytest.raises(InvalidConfigError) as caught:
         plan_engine(EngineConfig(device="cuda", **settings))
     assert caught.value.field == field
+
+
+def test_a_gpu_reads_images_and_plans_their_memory(answers: Any, tmp_path: Path) -> None:
+    answers(H200)
+    write_vision_model(tmp_path, SETTINGS["gemma3"])
+    settings: dict[str, Any] = {"model": str(tmp_path), "device": "cuda", "skip_tokenizer_init": True}
+    backend, texts_only = (plan_engine(EngineConfig(**settings, mmproj=each)).backend for each in ("auto", "none"))
+    facts, without, vision = backend.facts, texts_only.facts, vision_of(backend._model)  # type: ignore[attr-defined]
+    assert (facts.reads_images, without.reads_images) == (True, False)
+    assert facts.weight_bytes - without.weight_bytes == vision_bytes(vision, "float32")
+    assert facts.activation_bytes - without.activation_bytes > image_bytes(vision, TorchSettings(dtype="float32"))
+    with pytest.raises(InvalidConfigError, match="FlashInfer is not used for models that read images"):
+        plan_engine(EngineConfig(**settings, attention_backend="flashinfer"))
 
 
 @pytest.mark.parametrize("settings", [{"dtype": "float16"}, {"kv_dtype": "fp8"}, {"kv_dtype": "float16"}])

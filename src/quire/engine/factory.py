@@ -308,7 +308,6 @@ def plan_engine(config: EngineConfig) -> EngineBlueprint:
     notices = place_notices(config.model, model.source, images=images) + model.notices
     notices += _quantization_notices(model, backend.facts) + _dtype_notices(model, backend.facts)
     notices += (notice,) if notice else ()
-    notices += image_notices(model, backend.facts)
     notices += step_log_notices(config.step_log) + _disk_notices(config)
     notices += tuple(f"{FAILPOINTS_VARIABLE}: {failpoint} is armed; steps will fail" for failpoint in failpoints)
     vocabulary = _vocabulary(config, model)
@@ -409,13 +408,6 @@ def _report(model: ModelDescription, facts: BackendFacts, plan: MemoryPlan, noti
         labels=() if model.labels is None else model.labels.names,
         reads_images=facts.reads_images and not config.skip_tokenizer_init,
     )
-
-
-def image_notices(model: ModelDescription, facts: BackendFacts) -> tuple[str, ...]:
-    """Return why an engine reads no images although its model does."""
-    if model.vision is None or facts.reads_images:
-        return ()
-    return (f"the {facts.name} backend serves the text model only: images are read by the native one, on CPUs",)
 
 
 def _quantization_notices(model: ModelDescription, facts: BackendFacts) -> tuple[str, ...]:

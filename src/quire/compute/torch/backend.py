@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Final
 from quire.compute.adapters.room import room_for
 from quire.compute.backend import BackendFacts, WorkerParts, needs_on_host
 from quire.compute.models import ModelDescription
+from quire.compute.models.base import DecoderSpec
+from quire.compute.models.vision.spec import VisionSpec
 from quire.compute.torch.block_types import codings, kept_blocks
 from quire.compute.torch.device import DeviceFacts, choose_device, look
 from quire.compute.torch.footprint import Footprint
@@ -28,7 +30,10 @@ from quire.compute.torch.settings import (
     activation_bytes,
     block_spec,
     device_needs,
+    image_bytes,
 )
+from quire.compute.vision.encoder import most_rows, row_bytes
+from quire.compute.vision.weights import vision_bytes
 from quire.core.config import EngineConfig, ResolvedConfig
 from quire.core.errors import InvalidConfigError
 from quire.core.executor import NoteLoaded
@@ -75,6 +80,9 @@ class TorchBackend:
             raise InvalidConfigError("touch_kv_memory", "start", "idle or use: a GPU allocates its memory at once")
         if config.weights == "int4":
             raise InvalidConfigError("weights", "int4", "auto, widened or int8: only the native backend has int4")
+        if config.attention_backend == "flashinfer" and model.vision is not None:
+            allowed = "triton or auto, or mmproj none: FlashInfer is not used for models that read images"
+            raise InvalidConfigError("attention_backend", "flashinfer", allowed)
         dtype = config.dtype
         if dtype == "auto":
             dtype = model.dtype if model.dtype in DTYPES else "bfloat16"
@@ -98,6 +106,7 @@ class TorchBackend:
             tensor_parallel_sums=config.tensor_parallel_sums,
             max_model_len=config.max_model_len,
             adapter_room=room,
+            reads_images=model.vision is not None,
         )
         facts = BackendFacts(
             name="torch",
@@ -110,9 +119,11 @@ class TorchBackend:
             kv_spec=_kv_spec(model, settings),
             weight_bytes=_weight_bytes(models, settings),
             activation_bytes=activation_bytes(model.spec, settings)
-            + sum(activation_bytes(each.spec, settings.of_draft()) for each in models[1:]),
+            + sum(activation_bytes(each.spec, settings.of_draft()) for each in models[1:])
+            + (0 if model.vision is None else _image_bytes(model.vision, model.spec, settings)),
             block_types=tuple(sorted({kind for each in models for kind in _kept(each, settings).values()})),
             makes_vectors=True,
+            reads_images=model.vision is not None,
             adapter_bytes=0 if room is None else room.num_bytes,
             adapter_room=room,
         )
@@ -219,10 +230,17 @@ def _weight_bytes(models: Sequence[ModelDescription], settings: TorchSettings) -
     dtype = "bfloat16" if settings.dtype == "float16" else settings.dtype
     count = settings.tensor_parallel if settings.device == "cuda" else 1
     counts = (count, *(1 for _ in models[1:]))
-    return sum(
+    of_texts = sum(
         bytes_of_rank(each.spec, n, (dtype, settings.weights, codings(_kept(each, settings))))
         for each, n in zip(models, counts, strict=True)
     )
+    return of_texts + (0 if models[0].vision is None else vision_bytes(models[0].vision, dtype))
+
+
+def _image_bytes(vision: VisionSpec, text: DecoderSpec, settings: TorchSettings) -> int:
+    """Return the bytes for encoding an image; the rows of encoded ones are in the memory of the host."""
+    rows = most_rows(vision, text) * row_bytes(text) if settings.device == "cpu" else 0
+    return image_bytes(vision, settings) + rows
 
 
 def _kept(model: ModelDescription, settings: TorchSettings) -> Mapping[str, str]:

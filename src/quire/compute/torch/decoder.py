@@ -16,7 +16,7 @@ once and replayed (`quire.compute.torch.graphs`):
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -24,11 +24,19 @@ import torch
 
 from quire.compute.models.base import DecoderSpec
 from quire.compute.models.parts import Part
+from quire.compute.models.sublayers import RopeSpec
 from quire.compute.torch.adapters import Add, LowRankSums, part_sizes
-from quire.compute.torch.attention.base import AttentionBackend, AttentionRule, KVPair, StandingPlan, StepBatch
+from quire.compute.torch.attention.base import (
+    AttentionBackend,
+    AttentionRule,
+    GivenRows,
+    KVPair,
+    StandingPlan,
+    StepBatch,
+)
 from quire.compute.torch.experts import ExpertOperations, MLPs, SparseInputs
 from quire.compute.torch.layer_inputs import LayerInputs
-from quire.compute.torch.operations import Angles, Norm, Operations, are_finite
+from quire.compute.torch.operations import Angles, Frequencies, Norm, Operations, are_finite
 from quire.compute.torch.products import Product
 from quire.compute.torch.weights import Experts, LayerWeights, TorchWeights
 
@@ -63,12 +71,23 @@ class Rows(NamedTuple):
         return Rows(self.numbers[:count], self.finite[:count])
 
 
-class _Waiting(NamedTuple):
+class Waiting(NamedTuple):
     """The residual stream, an update that is not added yet, and the norm to apply after that."""
 
     hidden: torch.Tensor
     update: torch.Tensor | None
     joined: Norm | None
+
+
+@dataclass(frozen=True, slots=True)
+class LayersOf:
+    """What the layers of a step read. `slots`: per KV group. `add`: adds the parts of adapters."""
+
+    angles: Mapping[RopeSpec, Angles]
+    pairs: Mapping[int, KVPair]
+    planned: object
+    slots: tuple[torch.Tensor, ...]
+    add: Add
 
 
 class TorchDecoder:
@@ -92,8 +111,7 @@ class TorchDecoder:
             for layer, own in zip(spec.layers, weights.layers, strict=True)
         ]
         ropes = {layer.rope for layer in spec.layers if layer.rope is not None}
-        device = weights.embedding.weight.device
-        self._frequencies = {rope: torch.tensor(rope.inverse_frequencies, device=device) for rope in ropes}
+        self._frequencies = {rope: Frequencies.of(rope, self.device) for rope in ropes}
 
     def run(self, batch: StepBatch, pairs: Mapping[int, KVPair]) -> DecoderOutputs:
         """Compute one step over the KV memory of the layers. Mutates the slots of its tokens there."""
@@ -112,34 +130,65 @@ class TorchDecoder:
         """The dtype of rows."""
         return self._weights.dtype
 
+    @property
+    def without_adapters(self) -> Add:
+        """The products of a step without adapters."""
+        return Add(self._low_rank)
+
+    @property
+    def has_axes(self) -> bool:
+        """Whether rotary positions have coordinates."""
+        return any(table.axes is not None for table in self._frequencies.values())
+
     def reserve(self, batch: StepBatch) -> StandingPlan | None:
         """Return fixed places for the plans of steps of up to as many tokens; None: attention supports none."""
         return self._attention.reserve(batch, self._weights.dtype)
 
     def rows(self, batch: StepBatch, pairs: Mapping[int, KVPair], planned: object) -> Rows:
         """Return the rows before the head. Mutates the slots of the tokens in memory."""
-        angles = {rope: Angles.at(batch.positions, rope, table) for rope, table in self._frequencies.items()}
         ids = batch.token_ids if batch.last_tokens is None else batch.last_tokens.known(batch.token_ids)
-        waiting = _Waiting(self._embed(ids, batch.positions), None, None)
+        waiting = self.entered(self._embed(ids, batch))
         inputs = None if self._inputs is None else self._inputs.all(waiting.hidden, ids)
-        all_layers = Add.to(batch.adapted, self._low_rank)
-        for index, (weights, layer, rule) in enumerate(
-            zip(self._weights.layers, self.spec.layers, self._rules, strict=True)
-        ):
-            add, pair = all_layers.of(index), pairs[index if layer.keys_of is None else layer.keys_of]
-            hidden, rows = self._enter(waiting, weights.norms.get(Part.ATTENTION_NORM))
-            queries = self._operations.rotate_and_write(
-                add(self._product(rows, weights.projection), rows, (Part.QUERY, Part.KEY, Part.VALUE)),
-                weights.form,
-                None if layer.rope is None else angles[layer.rope],
-                pair,
-                batch.slots[pair.group],
-            )
-            attended = self._attention.run(queries, pair, planned, rule).flatten(1)
-            waiting = self._leave_layer(weights, (hidden, rows), attended, batch.slots[pair.group], add)
+        step = LayersOf(
+            self.angles(batch.positions, batch.coordinates),
+            pairs,
+            planned,
+            batch.slots,
+            Add.to(batch.adapted, self._low_rank),
+        )
+        for index, weights in enumerate(self._weights.layers):
+            waiting = self.layer(index, waiting, step)
             waiting = self._finished(waiting, weights, None if inputs is None else inputs[:, index])
-        rows = self._enter(waiting, self._weights.final_norm)[1]
+            waiting = self._with_deep_rows(waiting, index, batch.given)
+        rows = self.left(waiting)
         return Rows(rows, are_finite(rows))
+
+    def angles(self, positions: torch.Tensor, coordinates: Sequence[torch.Tensor] | None) -> dict[RopeSpec, Angles]:
+        """Return the angles of tokens for each kind of rotary positions in the model, once for all layers."""
+        return {rope: Angles.at(positions, rope, table, coordinates) for rope, table in self._frequencies.items()}
+
+    def entered(self, rows: torch.Tensor) -> Waiting:
+        """Return the state before the first layer, of embedded or given rows."""
+        return Waiting(self._normed(rows, self._weights.embedding_norm), None, None)
+
+    def layer(self, index: int, waiting: Waiting, step: LayersOf) -> Waiting:
+        """Return the state after the attention and the MLP of a layer. Mutates the slots of the tokens in memory."""
+        weights, layer, rule = self._weights.layers[index], self.spec.layers[index], self._rules[index]
+        add, pair = step.add.of(index), step.pairs[index if layer.keys_of is None else layer.keys_of]
+        hidden, rows = self._enter(waiting, weights.norms.get(Part.ATTENTION_NORM))
+        queries = self._operations.rotate_and_write(
+            add(self._product(rows, weights.projection), rows, (Part.QUERY, Part.KEY, Part.VALUE)),
+            weights.form,
+            None if layer.rope is None else step.angles[layer.rope],
+            pair,
+            step.slots[pair.group],
+        )
+        attended = self._attention.run(queries, pair, step.planned, rule).flatten(1)
+        return self._leave_layer(weights, (hidden, rows), attended, step.slots[pair.group], add)
+
+    def left(self, waiting: Waiting, *, is_last: bool = True) -> torch.Tensor:
+        """Return the rows of a state, normalised if it is that after the last layer."""
+        return self._enter(waiting, self._weights.final_norm if is_last else None)[1]
 
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the logits of rows: `[num_rows, vocab_size]`, float32 if scaled or capped, else the rows' dtype."""
@@ -159,7 +208,7 @@ class TorchDecoder:
         attended: torch.Tensor,
         slots: torch.Tensor,
         add: Add,
-    ) -> _Waiting:
+    ) -> Waiting:
         """Return the state after a layer, from its attention on; its output is not added yet.
 
         `entered`: the residual stream before the layer, and the rows that attention read. `add`: adds adapters' parts.
@@ -170,13 +219,13 @@ class TorchDecoder:
         if self.spec.parallel:
             rows = rows if self.spec.shared_norm else self._normed(hidden, norms.get(Part.MLP_NORM))
             other = self._update(self._transform((hidden, rows), weights, slots, add), norms.get(Part.AFTER_MLP_NORM))
-            return _Waiting(hidden, update + other, None)
-        waiting = _Waiting(hidden, update, norms.get(Part.JOINED_ATTENTION_NORM))
+            return Waiting(hidden, update + other, None)
+        waiting = Waiting(hidden, update, norms.get(Part.JOINED_ATTENTION_NORM))
         hidden, rows = self._enter(waiting, norms.get(Part.MLP_NORM))
         update = self._update(self._transform((hidden, rows), weights, slots, add), norms.get(Part.AFTER_MLP_NORM))
-        return _Waiting(hidden, update, norms.get(Part.JOINED_MLP_NORM))
+        return Waiting(hidden, update, norms.get(Part.JOINED_MLP_NORM))
 
-    def _finished(self, waiting: _Waiting, weights: LayerWeights, own: torch.Tensor | None) -> _Waiting:
+    def _finished(self, waiting: Waiting, weights: LayerWeights, own: torch.Tensor | None) -> Waiting:
         """Return the state with what the layer makes of its own input, scaled; the same if the model has neither."""
         if own is None and weights.scale == 1:
             return waiting
@@ -184,19 +233,29 @@ class TorchDecoder:
         if self._inputs is not None and own is not None:
             update = self._inputs.update(hidden, own, weights)
             hidden = hidden + self._normed(update, weights.norms.get(Part.AFTER_INPUT_NORM))
-        return _Waiting(hidden if weights.scale == 1 else hidden * weights.scale, None, None)
+        return Waiting(hidden if weights.scale == 1 else hidden * weights.scale, None, None)
 
-    def _embed(self, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        weights = self._weights
+    def _with_deep_rows(self, waiting: Waiting, index: int, given: GivenRows | None) -> Waiting:
+        """Return the state after a layer with the part of given rows that is for it."""
+        if given is None or index >= self.spec.deep_rows:
+            return waiting
+        hidden, size = self._enter(waiting, None)[0], self.spec.hidden_size
+        part = given.numbers[:, (index + 1) * size : (index + 2) * size]
+        return Waiting(hidden.index_add(0, given.tokens, part.to(hidden.dtype)), None, None)
+
+    def _embed(self, ids: torch.Tensor, batch: StepBatch) -> torch.Tensor:
+        weights, positions = self._weights, batch.positions
         hidden = weights.embedding.looked_up(ids).to(torch.float32) * self.spec.embedding_scale
         hidden = hidden.to(weights.dtype)
+        if batch.given is not None:
+            hidden[batch.given.tokens] = batch.given.numbers[:, : hidden.shape[1]].to(hidden.dtype)
         if weights.embedding_in is not None:
             hidden = self._product(hidden, weights.embedding_in)
         if weights.positions is not None and self.spec.learned_positions is not None:
             hidden = hidden + weights.positions[positions + self.spec.learned_positions]
         return hidden
 
-    def _enter(self, waiting: _Waiting, before: Norm | None) -> tuple[torch.Tensor, torch.Tensor]:
+    def _enter(self, waiting: Waiting, before: Norm | None) -> tuple[torch.Tensor, torch.Tensor]:
         """Add the waiting update to the residual stream; return the stream, and the input of the next sublayer."""
         hidden, update, joined = waiting
         if update is not None and joined is not None:

@@ -20,6 +20,9 @@ attention, but the host would still launch each layer, and recording would take 
 If the engine has slots for adapters, each size has a second graph, which reads the slot of each row and the adapter
 that the slot holds at replay. So adapters that are loaded later need no recording.
 
+If the positions of a model have axes, all recordings read coordinates, so that texts behind images are replayed too. A
+step with rows of images, or with tokens that see later ones, is launched.
+
 The recorder is a parameter: `CudaRecorder` on CUDA; without a GPU, tests pass a recorder that computes again.
 """
 
@@ -35,6 +38,7 @@ import numpy as np
 import torch
 
 from quire.compute.arrays import IntArray
+from quire.compute.models.sublayers import MAX_AXES
 from quire.compute.torch.adapters import AdaptedStep, AdapterSlots
 from quire.compute.torch.attention.base import KVPair, StandingPlan, StepBatch, StepShape
 from quire.compute.torch.decoder import DecoderOutputs, Rows, TorchDecoder
@@ -90,7 +94,7 @@ class Kind(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """A recorded step of some rows. `columns`: the token ids, positions and slots of the batch, joined."""
+    """A recorded step of some rows. `columns`: the token ids, positions, slots and coordinates, joined."""
 
     columns: torch.Tensor
     batch: StepBatch  # read by the recordings
@@ -102,6 +106,8 @@ class Graph:
         count, size = len(inputs.token_ids), len(self.batch.token_ids)
         slots = [np.concatenate((each, np.full(size - count, -1))) for each in inputs.slots]
         columns = [coded_ids(inputs), inputs.positions, *slots]
+        if self.batch.coordinates is not None:
+            columns += list(inputs.coordinates) if len(inputs.coordinates) else [inputs.positions] * MAX_AXES
         fill(self.columns, joined(columns, [(size,)] * len(columns)))
         if self.batch.adapted is not None and adapted is not None:
             self.batch.adapted.slot_ids[:count].copy_(adapted.slot_ids)
@@ -141,7 +147,7 @@ class StepGraphs:
         largest_short = self._sizes[False][-1]
         num_ids = min(largest_short * max_blocks, MOST_TABLE_IDS)
         largest = max([largest_short, *self._sizes[True]])
-        memory = _Memory.of(largest, num_ids, pairs, slots)
+        memory = _Memory.of(largest, num_ids, pairs, slots, has_axes=self._decoder.has_axes)
         with torch.inference_mode():
             for kind in kinds:
                 for size in reversed(self._sizes[kind.has_prompts]):
@@ -213,24 +219,35 @@ def _at(rows: torch.Tensor, indices: IntArray) -> torch.Tensor:
 class _Memory:
     """What recordings of all sizes read, at the same addresses."""
 
-    columns: torch.Tensor  # of the largest size: token ids, positions, and slots of each KV group
+    columns: torch.Tensor  # of the largest size: token ids, positions, slots of each KV group, coordinates
+    num_columns: int
     block_tables: tuple[torch.Tensor, ...]
     adapted: AdaptedStep | None
 
     @classmethod
-    def of(cls, largest: int, num_ids: int, pairs: Mapping[int, KVPair], slots: AdapterSlots | None) -> _Memory:
+    def of(
+        cls,
+        largest: int,
+        num_ids: int,
+        pairs: Mapping[int, KVPair],
+        slots: AdapterSlots | None,
+        *,
+        has_axes: bool,
+    ) -> _Memory:
         """Return memory for this many tokens, and for block tables of this many ids."""
         device, num_groups = pairs[0].keys.device, 1 + max(pair.group for pair in pairs.values())
-        columns = torch.zeros(num_joined([(largest,)] * (2 + num_groups)), dtype=torch.int32, device=device)
+        num_columns = 2 + num_groups + (MAX_AXES if has_axes else 0)
+        columns = torch.zeros(num_joined([(largest,)] * num_columns), dtype=torch.int32, device=device)
         tables = tuple(torch.zeros(num_ids, dtype=torch.int32, device=device) for _ in range(num_groups))
-        return cls(columns, tables, None if slots is None else slots.nothing(largest))
+        return cls(columns, num_columns, tables, None if slots is None else slots.nothing(largest))
 
     def first_rows(self, size: int, kind: Kind) -> tuple[torch.Tensor, StepBatch]:
         """Return the columns of a step of this many tokens that store nothing, and the step. Mutates the columns."""
-        shapes = [(size,)] * (2 + len(self.block_tables))
+        shapes = [(size,)] * self.num_columns
         columns = self.columns[: num_joined(shapes)]
-        token_ids, positions, *slots = apart(columns, shapes)
-        for each in (token_ids, positions):
+        token_ids, positions, *rest = apart(columns, shapes)
+        slots, axes = rest[: len(self.block_tables)], rest[len(self.block_tables) :]
+        for each in (token_ids, positions, *axes):
             each.zero_()
         for each in slots:
             each.fill_(-1)
@@ -248,5 +265,6 @@ class _Memory:
             logit_indices=nothing,
             shape=StepShape(size, size, size if kind.has_prompts else 1, no_sequence, no_sequence, ()),
             adapted=adapted,
+            coordinates=tuple(axes) or None,
         )
         return columns, batch

@@ -23,12 +23,14 @@ from quire.compute.torch.experts import ExpertOperations, PlainExperts
 from quire.compute.torch.footprint import DeviceMemory, Footprint, measure
 from quire.compute.torch.graphs import CudaRecorder, StepGraphs
 from quire.compute.torch.host_sampler import HostSampler
+from quire.compute.torch.images import load_encoder, rehearse
 from quire.compute.torch.operations import Operations, PlainOperations
 from quire.compute.torch.products import Product, choose_tile, keep_sums_whole, product
-from quire.compute.torch.rehearsal import largest_steps
+from quire.compute.torch.rehearsal import largest_steps, with_images
 from quire.compute.torch.runner import DeviceSampler, Graphs, TorchRunner
 from quire.compute.torch.settings import TorchSettings, block_spec, kv_cache_spec, most_recorded
 from quire.compute.torch.weights import DTYPES, PartReader, TorchWeights
+from quire.compute.vision.encoder import TowerEncoder
 from quire.compute.weights.decoder_weights import WeightReader
 from quire.compute.worker.key_centres import BLOCK, key_centres, num_blocks
 from quire.compute.worker.model_runner import StepInputs
@@ -64,7 +66,7 @@ def open_device(name: str) -> torch.device:
 class LoadedModel:
     """A model on a device, and a KV memory that is not allocated yet: enough to make a worker.
 
-    `draft`: its draft model, over the same blocks (`TorchCache.draft`).
+    `draft`: its draft model, over the same blocks (`TorchCache.draft`). `encoder`: of images.
     """
 
     def __init__(
@@ -75,12 +77,14 @@ class LoadedModel:
         eos_token_ids: frozenset[int],
         *,
         draft: LoadedModel | None = None,
+        encoder: TowerEncoder | None = None,
     ) -> None:
         self.decoder = decoder
         self.cache = cache
         self._settings = settings
         self._eos_token_ids = eos_token_ids
         self._draft = draft
+        self._encoder = encoder
         self.sampler = create_sampler(decoder.spec.vocab_size, cache.device)
         room = settings.adapter_room
         self._slots = None if room is None else AdapterSlots(decoder.spec, room, decoder.dtype, cache.device)
@@ -106,8 +110,16 @@ class LoadedModel:
         """Return the parts of a worker with this many blocks. Mutates: the worker gets the KV memory."""
         self.cache.resize(num_blocks, num_host_blocks)
         runner = self.runner(self.new_graphs(note_loaded))
-        parts = WorkerParts(runner, self.cache, self.sampler, self._eos_token_ids, launcher=runner)
-        parts = replace(parts, adapters=runner, has_adapter=runner.has_adapter)
+        parts = WorkerParts(
+            runner,
+            self.cache,
+            self.sampler,
+            self._eos_token_ids,
+            launcher=runner,
+            adapters=runner,
+            has_adapter=runner.has_adapter,
+            image_encoder=self._encoder,
+        )
         return parts if self._draft is None else self._draft.join(parts, runner.vocab_size)
 
     def join(self, parts: WorkerParts, vocab_size: int) -> WorkerParts:
@@ -122,7 +134,12 @@ class LoadedModel:
     def _prepared(
         self, *, records: bool, launches: bool = True, note_loaded: NoteLoaded | None = None
     ) -> list[TorchRunner]:
-        """Return the runners of the model and of its draft model, after their largest steps."""
+        """Return the runners of the model and of its draft model, after their largest steps.
+
+        An image is encoded between steps, so its state is there meanwhile.
+        """
+        if self._encoder is not None:
+            rehearse(self._encoder)
         runner = self.runner(self.new_graphs(note_loaded) if records else None, launches=launches)
         runner.prepare(self.cache)
         return [runner] if self._draft is None else [runner, *self._draft._prepared(records=records, launches=False)]
@@ -150,7 +167,8 @@ class LoadedModel:
         """Return the largest steps; none on a CPU, which compiles nothing."""
         if self.cache.device.type != "cuda":
             return ()
-        return largest_steps(self.cache.spec, self._settings, self.decoder.spec.context_length)
+        steps = largest_steps(self.cache.spec, self._settings, self.decoder.spec.context_length)
+        return with_images(steps, self.decoder.spec) if self._settings.reads_images else steps
 
     def new_graphs(self, note_loaded: NoteLoaded | None) -> StepGraphs | None:
         """Return the graphs of the model, not recorded yet; None if steps are not recorded."""
@@ -177,7 +195,15 @@ def load_model(model: ModelDescription, settings: TorchSettings, note_loaded: No
     draft = None if model.draft is None else load_model(model.draft, settings.of_draft())
     cache.draft = None if draft is None else draft.cache
     decoder = load_decoder(model.spec, reader, settings, cache)
-    return LoadedModel(decoder, cache, settings, frozenset(model.eos_token_ids), draft=draft)
+    encoder = image_encoder(model, settings, device)
+    return LoadedModel(decoder, cache, settings, frozenset(model.eos_token_ids), draft=draft, encoder=encoder)
+
+
+def image_encoder(model: ModelDescription, settings: TorchSettings, device: torch.device) -> TowerEncoder | None:
+    """Return the encoder of a model that reads images; None: it reads texts only."""
+    if model.vision is None or not settings.reads_images:
+        return None
+    return load_encoder(model.vision, model.source.tensors(), settings, device)
 
 
 def weight_reader(model: ModelDescription, settings: TorchSettings, note_loaded: NoteLoaded | None) -> WeightReader:

@@ -10,8 +10,9 @@ the sum before the norm, so that its result is `norm` of the new residual stream
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import torch
 from torch.nn import functional
@@ -65,6 +66,19 @@ class HeadForm:
         return queries, keys, keys if self.keys_are_values else values
 
 
+class Frequencies(NamedTuple):
+    """The frequencies of rotary positions, on the device, and the axis of each; None: there are no axes."""
+
+    inverse: torch.Tensor  # float32 [rotary_dim / 2]
+    axes: torch.Tensor | None  # [rotary_dim / 2]
+
+    @classmethod
+    def of(cls, rope: RopeSpec, device: torch.device) -> Frequencies:
+        """Return those of a spec."""
+        axes = torch.tensor(rope.axes, device=device) if rope.axes else None
+        return cls(torch.tensor(rope.inverse_frequencies, device=device), axes)
+
+
 @dataclass(frozen=True, slots=True)
 class Angles:
     """The angles of the pairs (i, i + rotary_dim / 2) of each token's heads, multiplied by the spec's scale.
@@ -77,10 +91,19 @@ class Angles:
     query_factors: torch.Tensor | None = None  # float32 [num_tokens]
 
     @classmethod
-    def at(cls, positions: torch.Tensor, rope: RopeSpec, frequencies: torch.Tensor) -> Angles:
-        """Return the angles of positions; `frequencies`: the rope's inverse frequencies, float32 on the device."""
+    def at(
+        cls,
+        positions: torch.Tensor,
+        rope: RopeSpec,
+        table: Frequencies,
+        coordinates: Sequence[torch.Tensor] | None = None,
+    ) -> Angles:
+        """Return the angles of tokens; `coordinates` on each axis, None: each is the position."""
+        turning = positions[:, None]
+        if coordinates is not None and table.axes is not None:
+            turning = torch.stack(tuple(coordinates), dim=1)[:, table.axes]
         # Models are trained with angles rounded to float32, so only the cosines and sines are exact.
-        exact = (positions.to(torch.float32)[:, None] * frequencies).to(torch.float64)
+        exact = (turning.to(torch.float32) * table.inverse).to(torch.float64)
         factors = None
         if rope.query_growth:
             times = 1 + positions.div(rope.growth_length, rounding_mode="floor")

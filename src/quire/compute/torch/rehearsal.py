@@ -5,6 +5,7 @@
     decodes      the most concurrent sequences
     a decode     at the end of 2, 4, 8, … splits, and of the longest context
     some tokens  with as many logits, because products of codes have one kernel for few rows and one for more
+    images       prompts and decodes again, with a row of an image for each token, if the model reads images
 
 They store nothing and read the first block, whatever its content, so they need only their own memory. They also compile
 the kernels for later steps: attention has separate kernels to merge 2, 4, 8 or more splits at a time.
@@ -18,6 +19,7 @@ from typing import Final
 import numpy as np
 
 from quire.compute.arrays import IntArray
+from quire.compute.models.base import DecoderSpec
 from quire.compute.sampling.draws import Draws, TokenLists, TokenRules, parameter_columns
 from quire.compute.torch.attention.base import MOST_SHORT
 from quire.compute.torch.attention.work import MOST_PARTS
@@ -49,6 +51,17 @@ def largest_steps(spec: KVCacheSpec, settings: TorchSettings, context_length: in
         *(_step(spec, 1, np.array([length - 1]), 1) for length in lengths),
         _step(spec, 1, prompt[:SOME], min(num_logits, SOME)),
     )
+
+
+def with_images(steps: tuple[StepInputs, ...], spec: DecoderSpec) -> tuple[StepInputs, ...]:
+    """Return the steps, and the largest one of prompts and of decodes with rows of images. Does not mutate."""
+    decodes = max((step for step in steps if len(step.rows) == len(step.token_ids)), key=lambda step: len(step.rows))
+    more = []
+    for step in (steps[0], decodes):
+        count = len(step.token_ids)
+        rows = np.zeros((count, (1 + spec.deep_rows) * spec.hidden_size), np.float32)
+        more.append(replace(step, given=np.arange(count), given_rows=rows, ends_seen=step.positions + 1))
+    return *steps, *more
 
 
 def rehearsed_draws(count: int) -> tuple[Draws, Draws]:

@@ -196,7 +196,8 @@ class TorchRunner:
         """Start a step without splitting it."""
         with lost_if_it_fails():
             adapted = None if self._slots is None else self._slots.step(inputs)
-            if self._graphs is not None:
+            is_recorded = not len(inputs.given) and not len(inputs.ends_seen)
+            if self._graphs is not None and is_recorded:
                 cache.await_moves()
                 outputs = self._graphs.run(inputs, step_shape(inputs, cache.spec.block_size), adapted)
                 if outputs is not None:

@@ -9,6 +9,7 @@ from typing import Final
 from quire.compute.adapters.room import AdapterRoom
 from quire.compute.models import ModelDescription
 from quire.compute.models.base import DecoderSpec
+from quire.compute.models.vision.spec import VisionSpec
 from quire.compute.torch.device import DeviceNeeds
 from quire.core.errors import InvalidConfigError
 from quire.core.kv_spec import INT4_VALUES, KV_FORMS, KVCacheSpec
@@ -37,7 +38,7 @@ class TorchSettings:
     `graphs`: on a GPU, record steps at the start and replay them. `attention`: "triton", "flashinfer", "plain" or
     "auto", which is triton on a GPU and plain elsewhere. `tensor_parallel`: ranks that compute together; each reads the
     model for `max_model_len` tokens, as it was planned. `tensor_parallel_sums`: "gather" or "reduce".
-    `adapter_room`: the slots for adapters; None: no slots.
+    `adapter_room`: the slots for adapters; None: no slots. `reads_images`: steps can have rows of images.
     """
 
     device: str = "cuda"
@@ -57,6 +58,7 @@ class TorchSettings:
     tensor_parallel_sums: str = "gather"
     max_model_len: int | None = None
     adapter_room: AdapterRoom | None = None
+    reads_images: bool = False
 
     @property
     def stored_kv_dtype(self) -> str:
@@ -69,8 +71,8 @@ class TorchSettings:
         return self.max_num_seqs + self.max_step_drafts + self.max_prompt_logits
 
     def of_draft(self) -> TorchSettings:
-        """Return the settings of a draft model, which reports no prompts and has no adapters."""
-        return replace(self, max_prompt_logits=0, adapter_room=None)
+        """Return the settings of a draft model, which reports no prompts, has no adapters, and reads texts only."""
+        return replace(self, max_prompt_logits=0, adapter_room=None, reads_images=False)
 
 
 def block_spec(model: ModelDescription, settings: TorchSettings) -> KVCacheSpec:
@@ -163,6 +165,8 @@ def activation_bytes(spec: DecoderSpec, settings: TorchSettings) -> int:
     inputs = 0 if spec.layer_inputs is None else spec.layer_inputs.size * len(spec.layers)
     # The inputs of all layers are kept, and made from five times as many numbers before the first layer.
     per_token = max(6 * spec.hidden_size + 3 * heads + between + inputs, spec.hidden_size + 5 * inputs)
+    if settings.reads_images:
+        per_token += (1 + spec.deep_rows) * spec.hidden_size
     widened = 2 * spec.vocab_size * spec.hidden_size if settings.weights == "int8" else 0
     scratch = FLASHINFER_SCRATCH_BYTES if settings.attention == "flashinfer" else 0
     return (
@@ -171,3 +175,16 @@ def activation_bytes(spec: DecoderSpec, settings: TorchSettings) -> int:
         + 4 * (settings.max_num_batched_tokens * per_token + 3 * settings.num_logits * spec.vocab_size)
         + 4 * settings.max_num_seqs * spec.vocab_size  # counts of the tokens of texts
     )
+
+
+def image_bytes(vision: VisionSpec, settings: TorchSettings) -> int:
+    """Return about the bytes that the largest image takes while it is encoded, without the weights.
+
+    Most numbers of a layer are there in the dtype of its rows and in float32.
+    """
+    tower, rows = vision.tower, vision.patches.max_rows
+    heads = tower.attention.num_heads * tower.attention.head_dim
+    width = 2 if tower.mlp.gated else 1
+    of_layer = 8 * tower.hidden_size + 12 * heads + 4 * tower.mlp.intermediate_size * width
+    of_products = (count * (each.num_inputs + 3 * each.num_outputs) for each, count in vision.products())
+    return 4 * max(rows * of_layer, *of_products) + rows * 2 * heads * (4 if settings.dtype == "float32" else 2)

@@ -6,9 +6,9 @@ import numpy as np
 import torch
 
 from quire.compute.arrays import BoolArray
-from quire.compute.torch.attention.base import MOST_SHORT, StepBatch, StepShape
+from quire.compute.torch.attention.base import MOST_SHORT, GivenRows, StepBatch, StepShape
 from quire.compute.torch.last_tokens import coded_ids
-from quire.compute.torch.upload import together
+from quire.compute.torch.upload import on_device, together
 from quire.compute.worker.model_runner import StepInputs
 
 
@@ -20,6 +20,13 @@ def uploaded(inputs: StepInputs, block_size: int, device: torch.device) -> StepB
         [*columns, inputs.state_indices, *inputs.slots, *shape.needed_tables(block_size)], device
     )
     num_groups = len(inputs.slots)
+    given = coordinates = None
+    if len(inputs.given):
+        tokens = np.flatnonzero(inputs.given >= 0)
+        [indices] = together([tokens], device)
+        given = GivenRows(indices, on_device(inputs.given_rows[inputs.given[tokens]], device))
+    if len(inputs.coordinates):
+        coordinates = tuple(together(list(inputs.coordinates), device))
     return StepBatch(
         token_ids=token_ids,
         positions=positions,
@@ -30,6 +37,8 @@ def uploaded(inputs: StepInputs, block_size: int, device: torch.device) -> StepB
         logit_indices=logit_indices,
         shape=shape,
         state_indices=states if len(inputs.state_indices) else None,
+        given=given,
+        coordinates=coordinates,
     )
 
 
@@ -45,6 +54,7 @@ def step_shape(inputs: StepInputs, block_size: int) -> StepShape:
         query_starts=inputs.query_starts,
         lengths=lengths,
         block_tables=tuple(table[:, : -(-longest // block_size)] for table in inputs.block_tables),
+        ends_seen=inputs.ends_seen if len(inputs.ends_seen) else None,
     )
 
 

@@ -136,6 +136,7 @@ class TorchWeights:
     embedding_in: Matrix | None
     embedding_out: Matrix | None
     positions: torch.Tensor | None
+    embedding_norm: Norm | None
     final_norm: Norm | None
     layer_inputs: InputWeights | None
     layers: tuple[LayerWeights, ...]
@@ -145,7 +146,8 @@ class TorchWeights:
         """Read all weights; rows will have `dtype`. Releases the reader's memory layer by layer."""
         loader = _Loader(spec, reader, dtype, device)
         parts = reader.model()
-        embedding = loader.fused((Part.EMBEDDING,), parts)
+        nothing = torch.empty((0, spec.hidden_size), dtype=dtype, device=device)
+        embedding = loader.fused((Part.EMBEDDING,), parts) if spec.vocab_size else Matrix(nothing)
         weights = cls(
             dtype=dtype,
             embedding=embedding,
@@ -153,7 +155,8 @@ class TorchWeights:
             embedding_in=loader.matrix(Part.EMBEDDING_IN, parts),
             embedding_out=loader.matrix(Part.EMBEDDING_OUT, parts),
             positions=loader.fused((Part.POSITIONS,), parts).weight if Part.POSITIONS in parts else None,
-            final_norm=loader.norm(parts[Part.FINAL_NORM], spec.norm) if Part.FINAL_NORM in parts else None,
+            embedding_norm=loader.norm_of(Part.EMBEDDING_NORM, parts),
+            final_norm=loader.norm_of(Part.FINAL_NORM, parts),
             layer_inputs=loader.inputs(parts),
             layers=(),
         )
@@ -239,7 +242,7 @@ class _Loader:
 
     def _of_blocks(self, names: tuple[Part, ...], parts: Parts) -> Matrix:
         """Return the blocks of some parts as one matrix of codes."""
-        moved = (_tensor(parts[name].weight).to(self._device) for name in names)
+        moved = (tensor_of(parts[name].weight).to(self._device) for name in names)
         pieces = [coded(parts[name].blocks, rows) for name, rows in zip(names, moved, strict=True)]
         biases = [self._moved(bias, self._dtype) for name in names if (bias := parts[name].bias) is not None]
         return Matrix(
@@ -299,15 +302,19 @@ class _Loader:
         """Copy the matrices of some parts, and their biases, into their room. Mutates the matrix."""
         start = 0
         for name in names:
-            numbers, bias = _tensor(parts[name].weight), parts[name].bias
+            numbers, bias = tensor_of(parts[name].weight), parts[name].bias
             rows = slice(start, start + len(numbers))
             if matrix.bias is not None and bias is not None:
-                matrix.bias[rows].copy_(_tensor(bias))
+                matrix.bias[rows].copy_(tensor_of(bias))
             if matrix.scales is not None:
                 matrix.weight[rows], matrix.scales[rows] = quantized(numbers.to(self._device), torch.int8)
             else:
                 matrix.weight[rows].copy_(numbers)
             start = rows.stop
+
+    def norm_of(self, name: Part, parts: Parts) -> Norm | None:
+        """Return the norm of a part; None: the model has none."""
+        return self.norm(parts[name], self._spec.norm) if name in parts else None
 
     def norm(self, piece: PartWeights, spec: NormSpec) -> Norm:
         """Return a norm."""
@@ -346,7 +353,7 @@ class _Loader:
         return self.norm(ones, replace(shape.qk_norm, unit_offset=False))
 
     def _moved(self, array: WeightArray, dtype: torch.dtype) -> torch.Tensor:
-        return _tensor(array).to(self._device, dtype)
+        return tensor_of(array).to(self._device, dtype)
 
 
 def _many(count: int, tensor: torch.Tensor) -> torch.Tensor:
@@ -354,7 +361,7 @@ def _many(count: int, tensor: torch.Tensor) -> torch.Tensor:
     return tensor.new_empty((count, *tensor.shape))
 
 
-def _tensor(array: WeightArray) -> torch.Tensor:
+def tensor_of(array: WeightArray) -> torch.Tensor:
     """Return a copy of an array as a tensor of the host; uint16 is bfloat16."""
     # A copy, because a tensor cannot be a view of read-only memory, as a mapped file is.
     copied = np.array(array, order="C")

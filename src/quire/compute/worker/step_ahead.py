@@ -28,6 +28,7 @@ import numpy as np
 from quire.compute.arrays import BoolArray, IntArray
 from quire.compute.sampling.draws import Draws
 from quire.compute.worker.careful_rows import CarefulRows
+from quire.compute.worker.image_rows import ImageRows
 from quire.compute.worker.input_batch import InputBatch, RowState
 from quire.compute.worker.kv_memory import KVMemory
 from quire.compute.worker.model_runner import UNKNOWN, Memory_contra, StepInputs
@@ -102,10 +103,13 @@ class Launched:
 class StepsAhead:
     """Decides which steps need not wait, and launches them."""
 
-    def __init__(self, launcher: Launcher[Any], columns: SamplingColumns, careful: CarefulRows) -> None:
+    def __init__(
+        self, launcher: Launcher[Any], columns: SamplingColumns, careful: CarefulRows, images: ImageRows
+    ) -> None:
         self._launcher = launcher
         self._columns = columns
         self._careful = careful
+        self._images = images
 
     def prepare(self, cache: KVMemory) -> None:
         """Let the launcher do its slow work before the first step. Mutates it."""
@@ -118,12 +122,13 @@ class StepsAhead:
 
     def launch(self, plan: StepPlan, batch: InputBatch, cache: KVMemory) -> Launched:
         """Start a step; its tokens are `UNKNOWN` until `Launched.result`. Mutates the rows and the cache."""
-        inputs = batch.build(plan)
+        inputs = self._images.with_images(plan, batch.build(plan))
         states = tuple(batch.state(row) for row in plan.rows)
         sampling = tuple(entry for entry in inputs.entries if plan.samples[entry])
         step = None
         if inputs.entries:
             step = self._launcher.launch(inputs, self._draws(plan, sampling, states), cache)
+            self._images.note_computed(plan)
         for entry in sampling:
             states[entry].tokens.append(UNKNOWN)
         return Launched(plan, inputs, states, sampling, step)

@@ -79,7 +79,9 @@ class Worker:
             self._draft = self._layer = LayerRows(parts.layer, draws)
         self._rivals = Rivals()
         self._on_start = parts.on_start
-        self._ahead = None if parts.launcher is None else StepsAhead(parts.launcher, self._columns, self._careful_ahead)
+        self._ahead = None
+        if parts.launcher is not None:
+            self._ahead = StepsAhead(parts.launcher, self._columns, self._careful_ahead, self._images)
         self._store = parts.store
         self._transfers: BlockTransfers | None = None
         self._batch: InputBatch | None = None

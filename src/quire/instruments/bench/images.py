@@ -60,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
 
     def measure(tell: Tell) -> Iterator[Section]:
         with measured_config(options) as config:
-            own = replace(config, touch_kv_memory="start")
+            own = config if config.device == "cuda" else replace(config, touch_kv_memory="start")
             if "encode" in options.only:
                 yield measure_encoding(own, options, tell)
             if "chats" in options.only:

@@ -27,13 +27,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
 
 from quire.compute.arrays import IntArray
-from quire.compute.torch.attention.work import before
+from quire.compute.torch.attention.work import before, counted
 from quire.compute.torch.int4 import INT4
 from quire.core.config import MOST_DRAFTS
 from quire.core.kv_spec import KV_FORMS, KVCacheSpec, KVHeads
@@ -127,7 +127,8 @@ def place_bytes(spec: KVCacheSpec) -> int:
 class AttentionRule:
     """Which positions a layer's attention sees, and how scores become weights.
 
-    A query at position p sees the positions from p - window + 1 to p, or all up to p. With a soft cap c a score s,
+    A query at position p sees the positions from p - window + 1 to p, or all up to p; tokens of an image can see later
+    ones (`StepShape.lasts`). With a soft cap c a score s,
     already scaled, becomes c × tanh(s / c). `sinks`, float32 `[num_heads]`: a score for each query head, which takes
     part in the softmax as a position without a value.
     """
@@ -152,6 +153,7 @@ class StepShape:
     query_starts: IntArray  # [num_sequences + 1]
     lengths: IntArray  # [num_sequences]
     block_tables: tuple[IntArray, ...]  # per KV group: [num_sequences, max_blocks]
+    ends_seen: IntArray | None = None  # [num_tokens], as in `StepInputs`; None: all are 0
 
     @property
     def num_sequences(self) -> int:
@@ -162,6 +164,20 @@ class StepShape:
     def num_tokens(self) -> int:
         """The number of computed tokens."""
         return int(self.query_starts[-1])
+
+    def lasts(self, window: int | None) -> IntArray | None:
+        """Return the last position that each token sees in layers with this window; None: its own.
+
+        >>> one = np.array([0, 5]), np.array([8])
+        >>> StepShape(0, 0, 5, *one, (), ends_seen=np.array([0, 7, 7, 7, 0])).lasts(None).tolist()
+        [3, 6, 6, 6, 7]
+        """
+        if self.ends_seen is None:
+            return None
+        counts = np.diff(self.query_starts)
+        positions = counted(counts) + np.repeat(self.lengths - counts, counts)
+        ends = self.ends_seen if window is None else np.minimum(self.ends_seen, positions + window)
+        return np.maximum(positions, ends - 1)
 
     def table_starts(self, block_size: int) -> IntArray:
         """Return where the table of each sequence begins in `needed_tables`."""
@@ -177,6 +193,13 @@ class StepShape:
             np.concatenate([row[:count] for row, count in zip(table, counts, strict=True)])
             for table in self.block_tables
         ]
+
+
+class GivenRows(NamedTuple):
+    """The rows of images in a step."""
+
+    tokens: torch.Tensor  # int32 [num_given], the tokens that have one
+    numbers: torch.Tensor  # float32 [num_given, embedding_size + deep rows]
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +220,8 @@ class StepBatch:
     shape: StepShape
     state_indices: torch.Tensor | None = None  # [num_states], likewise; None: no hidden state is requested
     adapted: AdaptedStep | None = None  # the adapter of each row; None: no row has one
+    given: GivenRows | None = None  # rows in place of embedded tokens; None: no token has one
+    coordinates: tuple[torch.Tensor, ...] | None = None  # of each axis, [num_tokens]; None: each is the position
     last_tokens: LastTokens | None = None  # the tokens that negative ids mean; None: no id is negative
 
 

@@ -4,7 +4,7 @@ Queries are processed in tiles of 16 absolute positions, keys and values in tile
 keeps the running maximum, the sum of weights and the weighted sum of values. Tiles are always full, padded with zeros:
 
     positions    0 … 63 │ 64 … 127 │ 128 … 191         queries 128 … 143 hold the step's queries 130 … 133,
-                 tile 0 │ tile 1   │ tile 2 · · ·       each at its own place; none sees later positions
+                 tile 0 │ tile 1   │ tile 2 · · ·       each at its own place; only images see later positions
                     └──► max, sum, output ──► rescale and add ──► … ──► output / sum
 
 So every product has one shape, and a query is always at the same place of its tile: its bits depend only on its own
@@ -18,8 +18,10 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
 import torch
 
+from quire.compute.arrays import IntArray
 from quire.compute.torch.attention.base import AttentionRule, KVPair, KVPool, StepBatch
 from quire.compute.torch.int4 import INT4, packed, unpacked
 from quire.compute.torch.quantize import quantized, restored
@@ -58,11 +60,13 @@ class PlainAttention:
         """Return the attention of each query, `[num_tokens, num_heads, head_dim]`, in their dtype. Does not mutate."""
         output, shape = torch.empty_like(queries), planned.shape
         tables = planned.block_tables[pair.group].tensor_split(shape.table_starts(pair.keys.shape[2])[1:].tolist())
+        lasts = shape.lasts(rule.window)
         for sequence in range(shape.num_sequences):
             tokens = slice(int(shape.query_starts[sequence]), int(shape.query_starts[sequence + 1]))
             first = int(shape.lengths[sequence]) - (tokens.stop - tokens.start)
             kv = _Sequence(pair, tables[sequence])
-            output[tokens] = _attend(queries[tokens], first, kv, rule)
+            seen = np.arange(first, first + tokens.stop - tokens.start) if lasts is None else lasts[tokens]
+            output[tokens] = _attend(queries[tokens], seen, first, kv, rule)
         return output
 
 
@@ -82,34 +86,42 @@ def _store(
     numbers[blocks, :, offsets] = rows.to(numbers.dtype)
 
 
-def _attend(queries: torch.Tensor, first: int, kv: _Sequence, rule: AttentionRule) -> torch.Tensor:
-    """Attend with the queries of one sequence, whose positions begin at `first`."""
+def _attend(queries: torch.Tensor, lasts: IntArray, first: int, kv: _Sequence, rule: AttentionRule) -> torch.Tensor:
+    """Attend with the queries of one sequence, whose positions begin at `first`; `lasts`: the last that each sees."""
     output, stop = torch.empty_like(queries), first + len(queries)
     for start in range(first // QUERIES * QUERIES, stop, QUERIES):
         low, high = max(start, first), min(start + QUERIES, stop)
         tile = queries.new_zeros((QUERIES, *queries.shape[1:]), dtype=torch.float32)
         tile[low - start : high - start] = queries[low - first : high - first]
-        attended = _attend_tile(tile, start, range(low, high), kv, rule)
+        seen = np.zeros(QUERIES, np.int64)
+        seen[low - start : high - start] = lasts[low - first : high - first]
+        attended = _attend_tile(tile, seen, range(low, high), kv, rule)
         output[low - first : high - first] = attended[low - start : high - start].to(queries.dtype)
     return output
 
 
-def _attend_tile(tile: torch.Tensor, start: int, used: range, kv: _Sequence, rule: AttentionRule) -> torch.Tensor:
-    """Attend with a tile of queries, `[QUERIES, num_heads, head_dim]` from position `start` on; only `used` count."""
-    num_kv_heads, head_dim = kv.pair.keys.shape[1], tile.shape[-1]
+def _attend_tile(tile: torch.Tensor, lasts: IntArray, used: range, kv: _Sequence, rule: AttentionRule) -> torch.Tensor:
+    """Attend with a tile of queries, `[QUERIES, num_heads, head_dim]`, each of which sees up to its number of `lasts`.
+
+    Only those at the positions `used` count.
+    """
+    num_kv_heads, head_dim, start = kv.pair.keys.shape[1], tile.shape[-1], used.start // QUERIES * QUERIES
     # Query head h reads key-value head h // group: [num_kv_heads, QUERIES × group, head_dim]
     rows = tile.unflatten(1, (num_kv_heads, -1)).transpose(0, 1).reshape(num_kv_heads, -1, head_dim)
     group = rows.shape[1] // QUERIES
     positions = torch.arange(start, start + QUERIES, device=tile.device).repeat_interleave(group)
-    state = _Softmax(rows)
+    seen_up_to = torch.from_numpy(lasts).to(tile.device).repeat_interleave(group)[:, None]
+    state, stop = _Softmax(rows), int(lasts.max()) + 1
     oldest = 0 if rule.window is None else max(0, used.start - rule.window + 1)
-    for place in range(oldest // TILE * TILE, used.stop, TILE):
-        keys, values = kv.gather(place, max(place, oldest), min(place + TILE, used.stop))
+    for place in range(oldest // TILE * TILE, stop, TILE):
+        keys, values = kv.gather(place, max(place, oldest), min(place + TILE, stop))
         scores = torch.matmul(rows, keys.transpose(1, 2)) * rule.scale  # [num_kv_heads, QUERIES × group, TILE]
         if rule.soft_cap is not None:
             scores = torch.tanh(scores / rule.soft_cap) * rule.soft_cap
-        distance = positions[:, None] - torch.arange(place, place + TILE, device=tile.device)
-        seen = distance >= 0 if rule.window is None else (distance >= 0) & (distance < rule.window)
+        places = torch.arange(place, place + TILE, device=tile.device)
+        seen = places <= seen_up_to
+        if rule.window is not None:
+            seen &= positions[:, None] - places < rule.window
         state.add(torch.where(seen, scores, -math.inf), values)
     if rule.sinks is not None:
         state.add_sinks(rule.sinks.view(num_kv_heads, group).repeat(1, QUERIES)[..., None])

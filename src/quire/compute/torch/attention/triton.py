@@ -84,12 +84,13 @@ class PlannedStep:
     """The plan that all layers of a step share. `launches` are per KV group.
 
     `outputs`, if given, are reused by every layer: rows without work keep their old content. They have room for the
-    widest heads.
+    widest heads. `lasts`: the last position that each token sees, per KV group; empty: its own.
     """
 
     batch: StepBatch
     launches: tuple[tuple[Launch, ...], ...]
     outputs: torch.Tensor | None = None  # [num_tokens × num_heads × head_dim]
+    lasts: tuple[torch.Tensor, ...] = ()
 
 
 class TritonAttention:
@@ -145,12 +146,14 @@ class TritonAttention:
     def plan(self, batch: StepBatch) -> PlannedStep:
         """Return the work lists of a step, whose copy to the device has started. Does not wait."""
         groups = self.work(batch.shape)
-        pieces = iter(together([array for works in groups for _, work in works for array in work.arrays], self._device))
+        lasts = [each for group in self._spec.groups if (each := batch.shape.lasts(group.window)) is not None]
+        arrays = [array for works in groups for _, work in works for array in work.arrays]
+        pieces = iter(together([*arrays, *lasts], self._device))
         launches = (
             tuple(Launch.of(shapes[use], islice(pieces, 4), work.num_parts, work.most_parts) for use, work in works)
             for shapes, works in zip(self.shapes, groups, strict=True)
         )
-        return PlannedStep(batch, tuple(launches))
+        return PlannedStep(batch, tuple(launches), lasts=tuple(pieces))
 
     def reserve(self, batch: StepBatch, dtype: torch.dtype) -> StandingWork:
         """Return places for the work of steps of up to as many tokens as the batch, with tables of the same size."""
@@ -181,10 +184,15 @@ class TritonAttention:
         if pair.keys.dtype is INT4:
             queries = turn(queries)
         cache = Cache.of(pair, planned.batch.block_tables[pair.group])
-        weighting = Weighting.of(rule)
+        weighting, positions, lasts = Weighting.of(rule), planned.batch.positions, None
+        if planned.lasts:
+            lasts = planned.lasts[pair.group]
+            if rule.window is None:  # then nothing depends on where a token is
+                positions, lasts = lasts, None
+        of_tokens = Queries.of(queries, positions, lasts)
         for launch in planned.launches[pair.group]:
             results = Results.of(outputs, launch.num_parts)
-            attend(launch.shape, Queries.of(queries, planned.batch.positions), cache, launch.work, results, weighting)
+            attend(launch.shape, of_tokens, cache, launch.work, results, weighting)
             if launch.num_parts:
                 merge(launch.merges, results, rule.sinks, weighting.exponent_scale, launch.most_parts)
             del results  # the next launch reuses its memory

@@ -18,7 +18,7 @@ after another and reuse the memory for parts: cut tiles with too many parts for 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Final
 
 import numpy as np
@@ -39,12 +39,21 @@ class Tiles:
     tokens: IntArray  # the first one
     counts: IntArray
     positions: IntArray  # of the first token
+    stops: IntArray  # the position after the last one that a token sees
 
     @classmethod
-    def of(cls, query_starts: IntArray, lengths: IntArray, sequences: Iterable[int], tokens_per_tile: int) -> Tiles:
+    def of(
+        cls,
+        query_starts: IntArray,
+        lengths: IntArray,
+        sequences: Iterable[int],
+        tokens_per_tile: int,
+        lasts: IntArray | None = None,
+    ) -> Tiles:
         """Return the tokens of some sequences of a step, in as few tiles as possible.
 
-        Sequence s has the tokens query_starts[s] up to query_starts[s + 1], the last ones of lengths[s].
+        Sequence s has the tokens query_starts[s] up to query_starts[s + 1], the last ones of lengths[s]. `lasts`: the
+        last position that each token of the step sees, never less than that of the token before; None: its own.
 
         >>> tiles = Tiles.of(np.array([0, 1, 6]), np.array([300, 20]), range(2), tokens_per_tile=4)
         >>> tiles.tokens.tolist(), tiles.counts.tolist(), tiles.positions.tolist()
@@ -56,17 +65,13 @@ class Tiles:
         owner = np.repeat(np.arange(len(chosen)), num_tiles)
         offsets = counted(num_tiles) * tokens_per_tile
         counts = np.minimum(tokens_per_tile, (ends - starts)[owner] - offsets)
-        positions = lengths[chosen] - (ends - starts)
-        return cls(chosen[owner], starts[owner] + offsets, counts, positions[owner] + offsets)
-
-    @property
-    def stops(self) -> IntArray:
-        """The positions after the last one of each tile."""
-        return self.positions + self.counts
+        tokens, positions = starts[owner] + offsets, (lengths[chosen] - (ends - starts))[owner] + offsets
+        stops = positions + counts if lasts is None else lasts[tokens + counts - 1] + 1
+        return cls(chosen[owner], tokens, counts, positions, stops)
 
     def only(self, chosen: IntArray) -> Tiles:
         """Return some of the tiles, by index."""
-        return Tiles(self.sequences[chosen], self.tokens[chosen], self.counts[chosen], self.positions[chosen])
+        return Tiles(*(getattr(self, column.name)[chosen] for column in fields(self)))
 
 
 @dataclass(frozen=True, slots=True)

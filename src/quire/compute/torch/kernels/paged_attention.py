@@ -51,17 +51,21 @@ TASK_COLUMNS: Final = tl.constexpr(5)
 
 
 class Queries(NamedTuple):
-    """Queries, `[num_tokens, num_heads, head_dim]`, and the position of each token."""
+    """Queries, `[num_tokens, num_heads, head_dim]`, the position of each token, and the last one that it sees.
+
+    `lasts` None: the last one is the token's own.
+    """
 
     numbers: torch.Tensor
     positions: torch.Tensor  # int32 [num_tokens]
     token_stride: int
     head_stride: int
+    lasts: torch.Tensor | None  # int32 [num_tokens]
 
     @classmethod
-    def of(cls, queries: torch.Tensor, positions: torch.Tensor) -> Queries:
+    def of(cls, queries: torch.Tensor, positions: torch.Tensor, lasts: torch.Tensor | None = None) -> Queries:
         """Return queries in the form that kernels take."""
-        return cls(queries, positions, queries.stride(0), queries.stride(1))
+        return cls(queries, positions, queries.stride(0), queries.stride(1), lasts)
 
 
 class Cache(NamedTuple):
@@ -148,6 +152,7 @@ class Task(NamedTuple):
 
     query: tl.tensor  # [rows, padded_dim]
     positions: tl.tensor  # [rows]
+    lasts: tl.tensor | None  # [rows]
     cache: Cache
     table: tl.tensor
     head: tl.tensor
@@ -156,15 +161,19 @@ class Task(NamedTuple):
 
 
 @triton.jit
-def span_of(start, stop, positions, real, window, SHAPE: tl.constexpr):
-    """Return the span of a task whose `real` rows have these positions."""
+def span_of(bounds, positions, lasts, real, window, SHAPE: tl.constexpr):
+    """Return the span of a task with these bounds, whose `real` rows have these positions, and see up to `lasts`."""
+    start, stop = bounds
     highest = tl.max(positions)
     lowest = tl.min(tl.where(real, positions, highest))
-    stop = tl.minimum(stop, highest + 1)
     first, full = start, start
     if window is not None:
         first = tl.maximum(start, lowest - window + 1)
         full = tl.maximum(start, highest - window + 1)
+    if lasts is not None:
+        highest = tl.max(lasts)
+        lowest = tl.min(tl.where(real, lasts, highest))
+    stop = tl.minimum(stop, highest + 1)
     first_tile = first // SHAPE.tokens * SHAPE.tokens
     first_full = (full + SHAPE.tokens - 1) // SHAPE.tokens * SHAPE.tokens
     first_full = tl.maximum(first_tile, tl.minimum(first_full, stop))
@@ -283,7 +292,10 @@ def attend_tile(task: Task, part, blocks, start, SHAPE: tl.constexpr, MASKED: tl
     if rule.cap_scale is not None:
         scores = 1 - 2 / (1 + tl.exp2(scores * (TANH_SCALE * rule.cap_scale)))  # tanh
     if MASKED:
-        seen = positions[None, :] <= task.positions[:, None]
+        lasts = task.positions
+        if task.lasts is not None:
+            lasts = task.lasts
+        seen = positions[None, :] <= lasts[:, None]
         if rule.window is not None:
             seen &= positions[None, :] > (task.positions - rule.window)[:, None]
         scores = tl.where(seen, scores, float("-inf"))
@@ -352,10 +364,14 @@ def attend_kernel(queries: Queries, cache: Cache, work: Work, results: Results, 
     real = index // SHAPE.group < num_entries
     tokens = tl.load(work.tokens + entry, mask=real, other=0)
     positions = tl.load(queries.positions + tokens, mask=real, other=0)
+    lasts = queries.lasts
+    if queries.lasts is not None:
+        lasts = tl.load(queries.lasts + tokens, mask=real, other=0)
     places = (tokens * queries.token_stride + heads * queries.head_stride)[:, None] + dims[None, :]
     query = tl.load(queries.numbers + places, mask=real[:, None] & (dims < SHAPE.head_dim)[None, :], other=0.0)
-    span = span_of(tl.load(fields + 3), tl.load(fields + 4), positions, real, rule.window, SHAPE)
-    task = Task(query, positions, cache, table, head, span, rule)
+    bounds = tl.load(fields + 3), tl.load(fields + 4)
+    span = span_of(bounds, positions, lasts, real, rule.window, SHAPE)
+    task = Task(query, positions, lasts, cache, table, head, span, rule)
     state = empty_part(SHAPE), empty_part(SHAPE)
     if rule.window is not None:
         state = attend_tiles(task, state, span.first_tile, span.first_full, SHAPE, True)
@@ -378,7 +394,10 @@ def attend(shape: TileShape, queries: Queries, cache: Cache, work: Work, results
 
 
 class _Form(NamedTuple):
-    """The form of a variant: types, the size of heads, with or without a window and a soft cap, or sinks."""
+    """The form of a variant: types, the size of heads, with or without a window and a soft cap, or sinks.
+
+    `sees_ahead`: with a window, and tokens that see later ones.
+    """
 
     dtype: str
     head_dim: int
@@ -386,10 +405,11 @@ class _Form(NamedTuple):
     narrowed: bool = False
     paged: bool = True
     sinks: bool = False
+    sees_ahead: bool = False
 
 
 def _variant(use: Use, form: _Form, capabilities: tuple[int, ...]) -> KernelVariant:
-    dtype, head_dim, kv_dtype, narrowed, paged, sinks = form
+    dtype, head_dim, kv_dtype, narrowed, paged, sinks, sees_ahead = form
     kv_bits, quantised = (4 if kv_dtype in INT4_VALUES else 8 if kv_dtype else 16), kv_dtype != ""
     shape = TileShape.of(use, head_dim=head_dim, group=4, block_size=16, kv_bits=kv_bits, capability=capabilities[0])
     memory = {"k8v4": ("*i8:16", "*u8:16", "*fp32:16", "*i32:16"), "int4": (*["*u8:16"] * 2, *["*i32:16"] * 2)}.get(
@@ -403,14 +423,20 @@ def _variant(use: Use, form: _Form, capabilities: tuple[int, ...]) -> KernelVari
         "window cap" * narrowed,
         "contiguous" * (not paged),
         "sinks" * sinks,
+        "window ahead" * sees_ahead,
     ]
     arguments: dict[str, tuple[Any, ...]] = {
-        "queries": Queries._make([f"*{dtype}:16", "*i32:16", "i32:16", "i32:16"]),
+        "queries": Queries._make([f"*{dtype}:16", "*i32:16", "i32:16", "i32:16", "*i32:16" if sees_ahead else None]),
         "cache": Cache._make([*memory, "*i32:16", *["i32:16"] * 8]),
         "work": Work._make(["*i32:16"] * 3),
         "results": Results._make([f"*{dtype}:16", "*fp32:16", "*fp32:16", "i32:16", "i32:16", "i32"]),
         "rule": Weighting._make(
-            ["fp32", "fp32" if narrowed else None, "i32" if narrowed else None, "*fp32:16" if sinks else None]
+            [
+                "fp32",
+                "fp32" if narrowed else None,
+                "i32" if narrowed or sees_ahead else None,
+                "*fp32:16" if sinks else None,
+            ]
         ),
     }
     from_shared = shape.rows >= WARP_GROUP_ROWS and capabilities[0] >= 90 and not quantised
@@ -444,6 +470,7 @@ VARIANTS: Final = tuple(
         _Form("bf16", 128),
         _Form("bf16", 128, paged=False),
         _Form("bf16", 64, sinks=True),
+        *(_Form("bf16", head_dim, sees_ahead=True) for head_dim in (128, 256)),
         *(_Form("bf16", head_dim, narrowed=True) for head_dim in (64, 80, 128, 256, 512)),
         *(_Form("bf16", head_dim, kv, narrowed=True) for head_dim, kv in ((128, "i8"), (128, FP8), (256, "i8"))),
         *(_Form("bf16", head_dim, kv, narrowed=True) for head_dim in (80, 128, 256) for kv in ("k8v4", "int4")),

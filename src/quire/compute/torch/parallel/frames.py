@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any, Final
@@ -117,16 +118,20 @@ class Step(Frame, frozen=True):
     columns: list[Column]  # starts of queries, tokens, positions, starts of logits, logits, rows, states
     slots: list[Column]
     block_tables: list[Column]
+    images: list[Column]  # given, coordinates, ends, and the rows as bits; empty without images
 
     @classmethod
     def of(cls, inputs: StepInputs, block_size: int) -> Step:
         """Return the frame of a step. Does not mutate."""
         most = int(inputs.positions.max()) // block_size + 1
+        bits = inputs.given_rows.view(np.int32).astype(np.int64)
+        of_images: list[IntArray] = [inputs.given, inputs.coordinates, inputs.ends_seen, bits]
         columns = (inputs.query_starts, inputs.token_ids, inputs.positions, inputs.logit_starts, inputs.logit_indices)
         return cls(
             [Column.of(each) for each in (*columns, inputs.rows, inputs.state_indices)],
             [Column.of(each) for each in inputs.slots],
             [Column.of(each[:, :most]) for each in inputs.block_tables],
+            [Column.of(each) for each in of_images] if any(len(each) for each in of_images) else [],
         )
 
     def to_inputs(self) -> StepInputs:
@@ -134,7 +139,7 @@ class Step(Frame, frozen=True):
         query_starts, token_ids, positions, logit_starts, logits, rows, states = (
             each.to_array() for each in self.columns
         )
-        return StepInputs(
+        inputs = StepInputs(
             entries=tuple(range(len(rows))),
             query_starts=query_starts,
             token_ids=token_ids,
@@ -146,6 +151,11 @@ class Step(Frame, frozen=True):
             rows=rows,
             state_indices=states,
         )
+        if not self.images:
+            return inputs
+        given, coordinates, ends_seen, bits = (each.to_array() for each in self.images)
+        given_rows = bits.astype(np.int32).view(np.float32)
+        return replace(inputs, given=given, given_rows=given_rows, coordinates=coordinates, ends_seen=ends_seen)
 
 
 AnyFrame = Begin | Ready | Measure | Measured | Allocate | Prepare | Moves | Step

@@ -3,10 +3,10 @@
     engine process: scheduler, Worker ── LeadingRunner, LeadingCache ── frames ──► follower: its shard, its KV memory
                                                └────────── gathered columns ──────────────┘
 
-All ranks have one block table: the same blocks, each with the heads of its rank. The leader decides and samples; a
-follower executes the leader's frames, and ends with its connection. On GPUs each follower sees only the GPU with the
-number of its rank. All ranks launch and record steps in the same way. A step counts as done only if no follower is
-gone: NCCL leaves arbitrary numbers in the results of an exchange that was aborted.
+All ranks have one block table: the same blocks, each with the heads of its rank. The leader decides, samples, and
+encodes images, whose rows it sends; a follower executes the leader's frames, and ends with its connection. On GPUs each
+follower sees only the GPU with the number of its rank. All ranks launch and record steps in the same way. A step counts
+as done only if no follower is gone: NCCL leaves arbitrary numbers in the results of an exchange that was aborted.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from quire.compute.torch.decoder import DecoderOutputs
 from quire.compute.torch.footprint import DeviceMemory, Footprint
 from quire.compute.torch.graphs import StepGraphs
 from quire.compute.torch.last_tokens import LastTokens
-from quire.compute.torch.load import LoadedModel
+from quire.compute.torch.load import LoadedModel, image_encoder
 from quire.compute.torch.parallel.frames import (
     Allocate,
     Begin,
@@ -50,6 +50,7 @@ from quire.compute.torch.parallel.loading import Shard, load_shard
 from quire.compute.torch.parallel.split import Rank
 from quire.compute.torch.runner import Graphs, TorchRunner
 from quire.compute.torch.settings import TorchSettings
+from quire.compute.vision.encoder import TowerEncoder
 from quire.compute.worker.kv_memory import FinishRead
 from quire.compute.worker.model_runner import StepInputs, StepOutputs
 from quire.compute.worker.step_ahead import Drawn, StepUnderWay
@@ -282,8 +283,15 @@ class StepOfRanks:
 class RankModel(LoadedModel):
     """The shard of a rank as a model."""
 
-    def __init__(self, shard: Shard, group: RankGroup, settings: TorchSettings, eos_token_ids: frozenset[int]) -> None:
-        super().__init__(shard.decoder, shard.cache, settings, eos_token_ids, draft=shard.draft)
+    def __init__(
+        self,
+        shard: Shard,
+        group: RankGroup,
+        settings: TorchSettings,
+        eos_token_ids: frozenset[int],
+        encoder: TowerEncoder | None = None,
+    ) -> None:
+        super().__init__(shard.decoder, shard.cache, settings, eos_token_ids, draft=shard.draft, encoder=encoder)
         self._group = group
 
     def runner(self, graphs: StepGraphs | None, *, launches: bool = True) -> RankRunner:
@@ -331,5 +339,6 @@ def load_ranks(model: ModelDescription, settings: TorchSettings, note_loaded: No
         group = RankGroup(Rank(0, settings.tensor_parallel), followers.meeting, settings.device)
         followers.end_with(group)
         shard = load_shard(model, settings, group, note_loaded)
+        encoder = image_encoder(model, settings, shard.cache.device)
         followers.require_all()
-    return LeadingModel(followers, shard, group, settings, frozenset(model.eos_token_ids))
+    return LeadingModel(followers, shard, group, settings, frozenset(model.eos_token_ids), encoder)
