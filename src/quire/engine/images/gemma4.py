@@ -40,10 +40,11 @@ class Gemma4Layout:
         """Return the layout of a model folder."""
         if not settings.flag("do_resize", True):
             raise settings.error("do_resize", False, "true: the model takes no other sizes")
+        merged = settings.integer("pooling_kernel_size", 3, most=MOST_MERGED)
         return cls(
-            num_tokens=settings.integer("max_soft_tokens", 280),
+            num_tokens=min(settings.integer("max_soft_tokens", 280), settings.max_patches // merged**2),
             patch=settings.integer("patch_size", 16),
-            merged=settings.integer("pooling_kernel_size", 3, most=MOST_MERGED),
+            merged=merged,
             filter=settings.filter(BICUBIC),
             is_whole=settings.of_text_model(ATTENTION) == "vision",
         )
