@@ -113,6 +113,7 @@ NEEDLESS: Final = MappingProxyType(
         "--no-mmproj": "quire calls it --mmproj none",
         "--image-max-tokens": "quire limits the patches of an image, four for a token of most models: "
         "--max-image-patches",
+        "--limit-mm-per-prompt": "quire takes up to 64 images in a request, as far as they fit the context",
         "--mm-processor-kwargs": "quire prepares images as the model's folder says, and has --max-image-patches",
         "--jinja": "quire always applies the model's chat template",
         "--trust-remote-code": "quire never runs code that comes with a model",
