@@ -148,7 +148,7 @@ class TorchDecoder:
         """Return the rows before the head. Mutates the slots of the tokens in memory."""
         ids = batch.token_ids if batch.last_tokens is None else batch.last_tokens.known(batch.token_ids)
         waiting = self.entered(self._embed(ids, batch))
-        inputs = None if self._inputs is None else self._inputs.all(waiting.hidden, ids)
+        inputs = None if self._inputs is None else self._inputs.all(waiting.hidden, ids, batch.given)
         step = LayersOf(
             self.angles(batch.positions, batch.coordinates),
             pairs,

@@ -37,7 +37,8 @@ from quire.compute.vision.weights import VisionWeights, fitted
 from quire.compute.weights.decoder_weights import PartWeights, WeightReader
 from quire.compute.weights.weight_file import WeightFile
 from quire.compute.worker.model_runner import NO_STATES, StepInputs
-from quire.core.errors import OutOfMemoryError
+from quire.core.config import AUTO
+from quire.core.errors import InvalidConfigError, OutOfMemoryError
 from quire.core.images import CHANNELS, Image
 
 MOST_SCORES: Final = 1 << 28
@@ -188,5 +189,12 @@ def largest_image(spec: VisionSpec) -> Image:
 
 
 def rehearse(encoder: TowerEncoder) -> None:
-    """Encode the largest image; its state then stays in memory. Mutates only that."""
-    encoder.begin(largest_image(encoder.spec)).advance(math.inf)
+    """Encode the largest image; its state then stays in memory. Mutates only that.
+
+    Raises `InvalidConfigError` if the device has no room for it.
+    """
+    try:
+        encoder.begin(largest_image(encoder.spec)).advance(math.inf)
+    except OutOfMemoryError as error:
+        allowed = "none, or a smaller max_pixels in preprocessor_config.json: the largest image does not fit"
+        raise InvalidConfigError("mmproj", AUTO, allowed) from error

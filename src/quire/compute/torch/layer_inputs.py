@@ -16,6 +16,7 @@ import torch
 
 from quire.compute.models.base import DecoderSpec
 from quire.compute.models.sublayers import Activation, LayerInputsSpec
+from quire.compute.torch.attention.base import GivenRows
 from quire.compute.torch.operations import Operations
 from quire.compute.torch.products import Product
 from quire.compute.torch.weights import InputWeights, LayerWeights
@@ -40,9 +41,11 @@ class LayerInputs:
             return None
         return cls(spec.layer_inputs, weights, operations, product, spec.mlp.activation)
 
-    def all(self, embedded: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    def all(self, embedded: torch.Tensor, ids: torch.Tensor, given: GivenRows | None) -> torch.Tensor:
         """Return the inputs of all layers for each token: `[num_tokens, num_layers, size]`."""
         spec, dtype = self.spec, embedded.dtype
+        if given is not None:
+            ids = ids.index_fill(0, given.tokens.long(), spec.given_token)
         projected = self.product(embedded, self.weights.projection) * spec.input_scale
         normed = self.operations.norm(projected.view(-1, spec.size), self.weights.norm).view(projected.shape)
         rows = self.weights.embedding.looked_up(ids).to(torch.float32) * spec.embedding_scale

@@ -63,17 +63,26 @@ class InputScales(NamedTuple):
         return cls(*(None if each[0] is None else torch.cat(each) for each in columns))
 
 
+class Bounds(NamedTuple):
+    """The least and the highest input, then output, of some outputs of a matrix."""
+
+    num_outputs: int
+    numbers: tuple[float, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Matrix:
     """A matrix to multiply rows by, or to look rows up in: `[out, in]`, of experts `[num_experts, out, in]`.
 
-    Codes of 8 bits are int8 or e4m3. Codes of 4 bits are two to a byte, uint8 `[out, in / 2]`.
+    Codes of 8 bits are int8 or e4m3. Codes of 4 bits are two to a byte, uint8 `[out, in / 2]`. `bounds`: of all outputs
+    in turn, or of none; only a matrix without codes has some.
     """
 
     weight: torch.Tensor
     bias: torch.Tensor | None = None  # [out], in the dtype of rows
     scales: torch.Tensor | None = None  # float32 [out]
     inputs: InputScales | None = None
+    bounds: tuple[Bounds, ...] = ()
 
     @property
     def is_coded(self) -> bool:
@@ -99,7 +108,8 @@ class Matrix:
     def changed(self, change: Change) -> Matrix:
         """Return the same matrix with each of its tensors changed. Does not mutate, but `change` may."""
         bias, scales = (None if each is None else change(each) for each in (self.bias, self.scales))
-        return Matrix(change(self.weight), bias, scales, None if self.inputs is None else self.inputs.changed(change))
+        inputs = None if self.inputs is None else self.inputs.changed(change)
+        return Matrix(change(self.weight), bias, scales, inputs, self.bounds)
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """Yield the tensors of the matrix."""
@@ -128,12 +138,28 @@ Product: TypeAlias = Callable[[torch.Tensor, Matrix], torch.Tensor]
 
 def product(rows: torch.Tensor, matrix: Matrix) -> torch.Tensor:
     """Return weight @ row + bias for each row: `[num_rows, in]` to `[num_rows, out]`, in the dtype of the rows."""
+    if matrix.bounds:
+        return torch.cat([_bounded(rows, part, numbers) for part, numbers in _pieces(matrix)], dim=-1)
     if matrix.inputs is not None:
         return functional.linear(rows, widened(matrix.weight, matrix.inputs).to(rows.dtype), matrix.bias)
     if matrix.scales is None:
         return functional.linear(rows, matrix.weight, matrix.bias)
     scaled = functional.linear(rows, matrix.weight.to(rows.dtype)).to(torch.float32) * matrix.scales
     return (scaled if matrix.bias is None else scaled + matrix.bias).to(rows.dtype)
+
+
+def _pieces(matrix: Matrix) -> Iterator[tuple[Matrix, tuple[float, ...]]]:
+    """Yield the outputs of a matrix that have the same bounds, as views, with these."""
+    start = 0
+    for num_outputs, numbers in matrix.bounds:
+        rows = slice(start, start + num_outputs)
+        yield Matrix(matrix.weight[rows], None if matrix.bias is None else matrix.bias[rows]), numbers
+        start = rows.stop
+
+
+def _bounded(rows: torch.Tensor, matrix: Matrix, numbers: tuple[float, ...]) -> torch.Tensor:
+    low, high, lowest, highest = numbers
+    return product(rows.clamp(low, high), matrix).clamp(lowest, highest)
 
 
 @dataclass(frozen=True, slots=True)

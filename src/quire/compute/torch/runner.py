@@ -27,6 +27,7 @@ from quire.compute.adapters.folder import Adapter
 from quire.compute.arrays import BoolArray, IntArray
 from quire.compute.sampling.draws import Draws, Sampler
 from quire.compute.torch.adapters import AdapterSlots
+from quire.compute.torch.attention.base import StepBatch
 from quire.compute.torch.cache import TorchCache
 from quire.compute.torch.count_table import Counted, CountTable, penalized
 from quire.compute.torch.decoder import DecoderOutputs, TorchDecoder
@@ -106,7 +107,7 @@ class TorchRunner:
         size = max((len(inputs.token_ids) for inputs in self._rehearsals), default=0)
         try:
             for inputs in self._rehearsals:
-                batch = uploaded(inputs, cache.spec.block_size, self._device)
+                batch = self._uploaded(inputs, cache)
                 logits = self._decoder.logits(self._decoder.run(batch, cache.pairs()).rows)
                 for draws in rehearsed_draws(len(inputs.entries)):
                     self._choose(logits, draws, inputs.rows, np.zeros(len(inputs.rows), np.bool_))
@@ -192,6 +193,10 @@ class TorchRunner:
             _joined([each.states for each in halves]),
         )
 
+    def _uploaded(self, inputs: StepInputs, cache: TorchCache) -> StepBatch:
+        ahead_in_windows = self._decoder.spec.attention.ahead_in_windows
+        return uploaded(inputs, cache.spec.block_size, self._device, ahead_in_windows=ahead_in_windows)
+
     def _computed(self, inputs: StepInputs, cache: TorchCache) -> DecoderOutputs:
         """Start a step without splitting it."""
         with lost_if_it_fails():
@@ -203,7 +208,7 @@ class TorchRunner:
                 if outputs is not None:
                     return outputs
             last_tokens = self._last_tokens if inputs.token_ids.min() < 0 else None
-            batch = uploaded(inputs, cache.spec.block_size, self._device)
+            batch = self._uploaded(inputs, cache)
             return self._decoder.run(replace(batch, adapted=adapted, last_tokens=last_tokens), cache.pairs())
 
 

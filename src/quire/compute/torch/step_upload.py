@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 
@@ -12,9 +14,9 @@ from quire.compute.torch.upload import on_device, together
 from quire.compute.worker.model_runner import StepInputs
 
 
-def uploaded(inputs: StepInputs, block_size: int, device: torch.device) -> StepBatch:
-    """Return a step on the device. Does not mutate."""
-    shape = step_shape(inputs, block_size)
+def uploaded(inputs: StepInputs, block_size: int, device: torch.device, *, ahead_in_windows: bool = False) -> StepBatch:
+    """Return a step on the device; `ahead_in_windows` as in `AttentionSpec`. Does not mutate."""
+    shape = replace(step_shape(inputs, block_size), ahead_in_windows=ahead_in_windows)
     columns = [coded_ids(inputs), inputs.positions, inputs.query_starts, shape.lengths, inputs.logit_indices]
     token_ids, positions, query_starts, lengths, logit_indices, states, *rest = together(
         [*columns, inputs.state_indices, *inputs.slots, *shape.needed_tables(block_size)], device

@@ -26,7 +26,7 @@ from quire.compute.models.parts import NormKind, NormScope, NormSpec, Part
 from quire.compute.models.sublayers import AttentionSpec
 from quire.compute.torch.blocks import coded
 from quire.compute.torch.operations import HeadForm, Norm
-from quire.compute.torch.products import InputScales, Matrix
+from quire.compute.torch.products import Bounds, InputScales, Matrix
 from quire.compute.torch.quantize import quantized
 from quire.compute.weights.decoder_weights import Parts, PartWeights
 
@@ -238,7 +238,8 @@ class _Loader:
             return self._of_blocks(names, parts)
         matrix = self._room(names, parts)
         self._fill(matrix, names, parts)
-        return matrix
+        pieces = [(len(parts[name].weight), parts[name].bounds) for name in names]
+        return replace(matrix, bounds=tuple(Bounds(count, bounds) for count, bounds in pieces if bounds is not None))
 
     def _of_blocks(self, names: tuple[Part, ...], parts: Parts) -> Matrix:
         """Return the blocks of some parts as one matrix of codes."""

@@ -154,6 +154,7 @@ class StepShape:
     lengths: IntArray  # [num_sequences]
     block_tables: tuple[IntArray, ...]  # per KV group: [num_sequences, max_blocks]
     ends_seen: IntArray | None = None  # [num_tokens], as in `StepInputs`; None: all are 0
+    ahead_in_windows: bool = False  # they are for layers with a window only
 
     @property
     def num_sequences(self) -> int:
@@ -168,6 +169,8 @@ class StepShape:
     def lasts(self, window: int | None) -> IntArray | None:
         """Return the last position that each token sees in layers with this window; None: its own.
 
+        A window limits how far back a token sees.
+
         >>> one = np.array([0, 5]), np.array([8])
         >>> StepShape(0, 0, 5, *one, (), ends_seen=np.array([0, 7, 7, 7, 0])).lasts(None).tolist()
         [3, 6, 6, 6, 7]
@@ -176,8 +179,7 @@ class StepShape:
             return None
         counts = np.diff(self.query_starts)
         positions = counted(counts) + np.repeat(self.lengths - counts, counts)
-        ends = self.ends_seen if window is None else np.minimum(self.ends_seen, positions + window)
-        return np.maximum(positions, ends - 1)
+        return positions if self.ahead_in_windows and window is None else np.maximum(positions, self.ends_seen - 1)
 
     def table_starts(self, block_size: int) -> IntArray:
         """Return where the table of each sequence begins in `needed_tables`."""

@@ -220,7 +220,8 @@ class TritonAttention:
     def _works_of(self, step: StepShape, sequences: IntArray, index: int, use: Use) -> list[WorkList]:
         """Return the work of a kernel, launch by launch: cut if that pays, with prefixes that single tokens share."""
         group, shape = self._spec.groups[index], self.shapes[index][use]
-        tiles = Tiles.of(step.query_starts, step.lengths, sequences, shape.tokens_per_task)
+        lasts = step.lasts(group.window)
+        tiles = Tiles.of(step.query_starts, step.lengths, sequences, shape.tokens_per_task, lasts)
         prefixes = []
         if group.window is None:
             single = np.flatnonzero(tiles.counts == 1)
