@@ -23,7 +23,7 @@ from quire.serve.tools.gemma4_values import KEY, QUOTE, in_order
 from quire.serve.tools.rules import make_mark
 from support.gemma4_template import LARGE, SMALL
 from support.growth import is_linear
-from support.pieces import cut
+from support.pieces import cut, parsed
 
 TOOLS = [Tool("weather", {}), Tool("now", {})]
 CALL = f"{OPENER}call:weather{{city:{QUOTE}Rome{QUOTE},days:[1,2.5,true],place:{{x:null}}}}{CLOSER}"
@@ -42,8 +42,7 @@ def written(value: Any) -> str:
 
 
 def events_of(pieces: list[str]) -> list[Event]:
-    parser = GEMMA4.parser(TOOLS)
-    return merged([event for piece in pieces for event in parser.push(piece)] + parser.finish())
+    return parsed(GEMMA4.parser(TOOLS), pieces)
 
 
 def read(text: str) -> ReadAnswer:
@@ -294,7 +293,7 @@ def test_reasoning_may_be_cut_anywhere(data: st.DataObject, text: str, thinking:
     found = []
     for pieces in (cut(data.draw, text), [text], list(text)):
         splitter = REASONING.parser(thinking)
-        found.append(merged([event for piece in pieces for event in splitter.push(piece)] + splitter.finish()))
+        found.append(parsed(splitter, pieces))
     assert found[0] == found[1] == found[2]
 
 
@@ -315,7 +314,7 @@ def test_reasoning_may_be_cut_anywhere(data: st.DataObject, text: str, thinking:
 )
 def test_the_title_of_the_reasoning_is_left_out(text: str, thought: str | None, said: str | None) -> None:
     splitter = REASONING.parser(Thinking.PERHAPS)
-    found = ReadAnswer.of(merged([*splitter.push(text), *splitter.finish()]))
+    found = ReadAnswer.of(parsed(splitter, [text]))
     assert (found.reasoning, found.text) == (thought, said)
 
 
@@ -329,7 +328,7 @@ def test_thinking_is_seen_at_the_end_of_a_prompt() -> None:
         found = ReadAnswer.of([*splitter.push(f"{prefix}So."), *splitter.finish()])
         assert (found.reasoning, found.text) == ("Why?" if prefix else None, "So.")
     splitter = REASONING.parser(Thinking.YES)
-    assert merged([*splitter.push("thought\n<channel|>So."), *splitter.finish()]) == [Reasoning("thought"), Text("So.")]
+    assert parsed(splitter, ["thought\n<channel|>So."]) == [Reasoning("thought"), Text("So.")]
 
 
 @given(data=st.data())

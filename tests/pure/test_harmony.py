@@ -13,9 +13,9 @@ from quire.engine.text.chat_template import ChatTemplate, validate_messages, val
 from quire.serve.reader import ReadAnswer
 from quire.serve.reasoning import create_reasoning_format
 from quire.serve.tools import create_tool_format
-from quire.serve.tools.base import Arguments, CallBegun, Event, Reasoning, Text, Thinking, Tool, merged
+from quire.serve.tools.base import Arguments, CallBegun, Event, Reasoning, Text, Thinking, Tool
 from quire.serve.tools.harmony import HARMONY, MARKS, MAX_HEADER, REASONING
-from support.pieces import cut
+from support.pieces import cut, parsed
 
 TOOLS = [Tool("add", {}), Tool("get_weather", {})]
 AGAIN = "<|start|>assistant"
@@ -25,8 +25,7 @@ CALL = '<|channel|>commentary to=functions.add <|constrain|>json<|message|>{"a":
 
 
 def events_of(pieces: list[str], tools: list[Tool] = TOOLS) -> list[Event]:
-    parser = HARMONY.parser(tools)
-    return merged([event for piece in pieces for event in parser.push(piece)] + parser.finish())
+    return parsed(HARMONY.parser(tools), pieces)
 
 
 def read(text: str, tools: list[Tool] = TOOLS) -> ReadAnswer:

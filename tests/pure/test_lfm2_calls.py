@@ -16,13 +16,13 @@ from quire.engine.text.client_text import from_client, owners_of
 from quire.serve.reader import AnswerReader, ReadAnswer
 from quire.serve.reasoning import THINK
 from quire.serve.tools import create_tool_format
-from quire.serve.tools.base import Arguments, CallBegun, Conversation, Event, Text, Thinking, Tool, merged
+from quire.serve.tools.base import Arguments, CallBegun, Conversation, Event, Text, Thinking, Tool
 from quire.serve.tools.bracket_calls import MAX_KEY_LENGTH
 from quire.serve.tools.lfm2 import CLOSER, KEY, LFM2, OPENER
 from quire.serve.tools.rules import make_mark
 from support.growth import is_linear
 from support.lfm2_templates import FIRST, THINKS
-from support.pieces import cut
+from support.pieces import cut, parsed
 
 TOOLS = [Tool("weather", {}), Tool("now", {})]
 CALL = f"{OPENER}[weather(city=\"Rome\", days=[1, 2.5, True], place={{'x': None}})]{CLOSER}"
@@ -30,8 +30,7 @@ ARGUMENTS = '{"city": "Rome", "days": [1, 2.5, true], "place": {"x": null}}'
 
 
 def events_of(pieces: list[str]) -> list[Event]:
-    parser = LFM2.parser(TOOLS)
-    return merged([event for piece in pieces for event in parser.push(piece)] + parser.finish())
+    return parsed(LFM2.parser(TOOLS), pieces)
 
 
 def read(text: str) -> ReadAnswer:

@@ -15,7 +15,7 @@ from quire.serve.reader import ReadAnswer
 from quire.serve.tools.base import Arguments, CallBegun, Event, Text, Tool, merged
 from quire.serve.tools.rules import make_mark
 from quire.serve.tools.tag_calls import GLM45, MAX_KEY_LENGTH, QWEN3_CODER, SEED, TagFormat
-from support.pieces import cut
+from support.pieces import cut, parsed
 
 SCHEMA = {
     "type": "object",
@@ -48,8 +48,7 @@ def written(tool_format: TagFormat, name: str, arguments: dict[str, Any]) -> str
 
 
 def events_of(tool_format: TagFormat, pieces: list[str]) -> list[Event]:
-    parser = tool_format.parser(TOOLS)
-    return merged([event for piece in pieces for event in parser.push(piece)] + parser.finish())
+    return parsed(tool_format.parser(TOOLS), pieces)
 
 
 def read(tool_format: TagFormat, text: str) -> ReadAnswer:

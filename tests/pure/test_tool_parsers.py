@@ -19,7 +19,7 @@ from quire.serve.tools import TOOL_FORMATS, create_tool_format
 from quire.serve.tools.base import Event, Text, Thinking, Tool, ToolFormat, merged
 from quire.serve.tools.json_format import JsonFormat
 from support.growth import is_linear
-from support.pieces import cut
+from support.pieces import cut, parsed
 from support.tiny_tokenizer import byte_level
 
 JSON_FORMATS = [each for each in TOOL_FORMATS if isinstance(each, JsonFormat)]
@@ -101,8 +101,7 @@ TEXTS = st.lists(BITS, max_size=24).map("".join)
 
 
 def events_of(tool_format: ToolFormat, pieces: list[str]) -> list[Event]:
-    parser = tool_format.parser(TOOLS)
-    return merged([event for piece in pieces for event in parser.push(piece)] + parser.finish())
+    return parsed(tool_format.parser(TOOLS), pieces)
 
 
 @pytest.mark.parametrize("tool_format", TOOL_FORMATS, ids=lambda each: each.name)
@@ -269,7 +268,7 @@ THOUGHTS = st.lists(st.sampled_from(["<think>", "</think>", "<", "</", "think>",
 @given(data=st.data(), text=THOUGHTS.map("".join), thinking=st.sampled_from(Thinking))
 def test_reasoning_may_be_cut_anywhere(data: st.DataObject, text: str, thinking: Thinking) -> None:
     splitter = THINK.parser(thinking)
-    found = merged([event for piece in cut(data.draw, text) for event in splitter.push(piece)] + splitter.finish())
+    found = parsed(splitter, cut(data.draw, text))
     assert ReadAnswer.of(found) == expected_reasoning(text, thinking)
 
 
@@ -292,10 +291,10 @@ def test_templates_show_the_marks_of_reasoning(name: str, begin: str, end: str) 
     marks = create_reasoning_format("auto", f"{{{{ system }}}}{begin}Your thoughts{end}Your answer")
     assert marks is not None and marks.name == name
     splitter = marks.parser(marks.after(f"[INST]Q[/INST]{begin}\n"))
-    found = ReadAnswer.of(merged([*splitter.push(f"Why?\n{end}\nSo."), *splitter.finish()]))
+    found = ReadAnswer.of(parsed(splitter, [f"Why?\n{end}\nSo."]))
     assert (found.reasoning, found.text) == ("Why?", "So.")
     splitter = marks.parser(marks.after("[INST]Q[/INST]"))
-    found = ReadAnswer.of(merged([*splitter.push(f"{begin}Why?{end}So."), *splitter.finish()]))
+    found = ReadAnswer.of(parsed(splitter, [f"{begin}Why?{end}So."]))
     assert (found.reasoning, found.text) == ("Why?", "So.")
 
 
@@ -356,7 +355,7 @@ def test_command_may_be_cut_anywhere(data: st.DataObject, text: str, thinking: T
     pieces, found = cut(data.draw, text), []
     for each in (pieces, [text], list(text)):
         splitter = COMMAND.parser(thinking)
-        found.append(merged([event for piece in each for event in splitter.push(piece)] + splitter.finish()))
+        found.append(parsed(splitter, each))
     assert found[0] == found[1] == found[2]
 
 
