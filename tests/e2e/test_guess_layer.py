@@ -42,6 +42,7 @@ from support.spec_models import random_tensors
 from support.swaps import noted_swaps
 from support.tiny_checkpoint import write_model_weights
 from support.tiny_images import asked_about, file_of, picture
+from support.tiny_recurrent import write_tiny_qwen3_5
 from support.tiny_tokenizer import write_chatml
 
 Known = dict[tuple[int, ...], list[int]]
@@ -377,6 +378,8 @@ def refusal(model: Path, **settings: Any) -> str:
 def test_what_cannot_guess_for_itself_is_refused_in_one_line(folders: dict[str, Path], tmp_path: Path) -> None:
     allowed = "speculation is 'mtp'; allowed: off, auto, ngram, or a draft model: "
     assert refusal(Path("guide")) == f"{allowed}quire knows no guessing layer of Qwen3ForCausalLM"
+    linear = write_tiny_qwen3_5(tmp_path / "linear", num_hidden_layers=2, layer_types=["linear_attention"] * 2)
+    assert refusal(linear) == f"{allowed}quire knows no guessing layer of Qwen3_5ForCausalLM"
     tensors = write_guessing_model(tmp_path / "glm", GLM)
     without = {name: tensor for name, tensor in tensors.items() if ".layers.2." not in name}
     write_model_weights(tmp_path / "glm", without)

@@ -33,8 +33,11 @@ OF_LAYER: Final = "layers.{layer}."
 def with_guess_layer(spec: DecoderSpec, layer: str, others: Mapping[Part, str]) -> DecoderSpec:
     """Return the spec, which knows the tensors of a layer that guesses.
 
-    `layer`: what the names of its layer begin with; `others`: the names of the other parts.
+    `layer`: what the names of its layer begin with; `others`: the names of the other parts. A model without a layer
+    with attention stays as it is: its blocks have no slots for keys.
     """
+    if all(each.recurrent for each in spec.layers):
+        return spec
     of_layer = {
         part: replace(source, stem=layer + source.stem.partition(OF_LAYER)[2])
         for part, source in spec.sources.items()

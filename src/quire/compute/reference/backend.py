@@ -90,11 +90,9 @@ def _activation_bytes(spec: DecoderSpec, config: ResolvedConfig) -> int:
     """Return the bytes of activations and logits for steps of the settings' size."""
     heads = spec.attention.num_heads * max(spec.attention_of(layer).head_dim for layer in spec.layers)
     inputs = 0 if spec.layer_inputs is None else 2 * spec.layer_inputs.size * len(spec.layers)
-    per_token = 6 * spec.hidden_size + 3 * spec.most_intermediate + 4 * heads + inputs
+    per_token = 6 * spec.hidden_size + 3 * spec.most_intermediate + 4 * heads + inputs + joined_row_bytes(spec) // 4
     num_logits = config.max_num_seqs + MAX_PROMPT_LOGITS
-    return 4 * (config.max_num_batched_tokens * per_token + 2 * num_logits * spec.vocab_size) + (
-        config.max_num_batched_tokens * joined_row_bytes(spec)
-    )
+    return 4 * (config.max_num_batched_tokens * per_token + 2 * num_logits * spec.vocab_size)
 
 
 def _image_bytes(vision: VisionSpec, text: DecoderSpec) -> int:
