@@ -31,7 +31,8 @@ SINGLES = [
     "qwen2-5-vl",
     "qwen3-vl",
 ]
-NAMES = [name for name in SETTINGS if name != "qwen3-vl-moe"]  # whose text model has no GGUF files here
+NAMES = [name for name in SETTINGS if name not in ("gemma4-unified", "qwen3-vl-moe")]
+"""Without those that have no GGUF files here."""
 
 
 def pair_of(

@@ -21,6 +21,8 @@ from support.swaps import noted_swaps
 from support.vision_models import SETTINGS, write_vision_model
 
 LONGEST = 300
+WHOLE = ("gemma4-31b", "gemma4-unified", "whole")
+"""Models whose images are computed in one step; in those of Gemma 4, windows are shorter than images."""
 
 
 class Model:
@@ -39,8 +41,8 @@ class Model:
 
 @pytest.fixture(scope="module", params=[*SETTINGS, "whole"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
-    are_whole = request.param == "whole"
-    name = "smolvlm" if are_whole else request.param
+    are_whole = request.param in WHOLE
+    name = "smolvlm" if request.param == "whole" else request.param
     return Model(name, tmp_path_factory.mktemp("model"), are_whole=are_whole)
 
 

@@ -16,8 +16,9 @@ from support.image_processors import processor
 from support.tiny_images import asked_about, file_of, picture
 
 pytestmark = pytest.mark.transformers
-# The processor of LFM2-VL needs torchvision; the weights written here for Qwen3.5 have names that only quire takes.
-NAMES = [name for name in PREPARED if name not in ("lfm2-vl", "qwen3-5")]
+# The processors of LFM2-VL and Gemma 4 12B need torchvision; the weights written here for Qwen3.5 have names that only
+# quire takes.
+NAMES = [name for name in PREPARED if name not in ("gemma4-unified", "lfm2-vl", "qwen3-5")]
 SIZES = [[(90, 60)], [(56, 56), (300, 40), (33, 200)]]
 
 

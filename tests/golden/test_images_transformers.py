@@ -28,7 +28,11 @@ SETTINGS = {
         {"image_processor_type": "LlavaImageProcessor", "do_pad": True, "image_mean": [0.1, 0.5, 1.0]},
     ],
     "Gemma 3": [{}, {"size": {"height": 30, "width": 30}, "resample": 0}],
-    "Gemma 4": [{}, {"max_soft_tokens": 140, "patch_size": 8}, {"pooling_kernel_size": 2, "resample": 2}],
+    "Gemma 4": [
+        {},
+        {"max_soft_tokens": 140, "patch_size": 8, "image_processor_type": "Gemma4UnifiedImageProcessor"},
+        {"pooling_kernel_size": 2, "resample": 2},
+    ],
     "Qwen2-VL": [
         {},
         {"min_pixels": None, "max_pixels": None, "size": {"shortest_edge": 3136, "longest_edge": 90_000}},

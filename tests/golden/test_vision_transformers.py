@@ -109,7 +109,7 @@ def test_a_prompt_with_an_image_has_the_logits_of_transformers(name: str, engine
     given = np.full(len(tokens), -1)
     given[2 : 2 + image.num_tokens] = np.arange(image.num_tokens)
     inputs = whole_step(model, tokens, given, rows_of(parts, image))
-    if name in ("gemma3", "gemma4-31b"):  # the tokens of an image attend to one another
+    if name in ("gemma3", "gemma4-31b", "gemma4-unified"):  # the tokens of an image attend to one another
         inputs = replace(inputs, ends_seen=np.where(given < 0, 0, 2 + image.num_tokens))
     if (cell := vision_of(model).cell) is not None:
         placed = image.moved_to(2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from quire.compute.models import NO_SETTINGS, TEXT_ONLY, ModelDescription, read_model
 from quire.compute.models.parts import NormKind, NormSpec, Part
 from quire.compute.models.source import ModelFolder
-from quire.compute.models.sublayers import Activation
+from quire.compute.models.sublayers import Activation, MLPSpec
 from quire.compute.models.vision.spec import Average, Join, Matrix, Norm, VisionSpec
 from quire.compute.native.backend import NativeBackend
 from quire.compute.reference.backend import ReferenceBackend
@@ -417,9 +418,15 @@ def test_broken_settings_are_read_or_refused(name: str, tmp_path: Path) -> None:
     assert {VisionSpec, CheckpointError} <= outcomes
 
 
-def test_the_parts_of_an_encoder_fit_together(tmp_path: Path) -> None:
-    from dataclasses import replace
+@pytest.mark.parametrize("changes", [{"parallel": True}, {"mlp": MLPSpec(48, Activation.GELU, gated=False)}])
+def test_bounds_are_for_plain_layers(changes: dict[str, Any], tmp_path: Path) -> None:
+    tower = vision_of(read(tmp_path, GEMMA4)).tower
+    assert tower.is_bounded
+    with pytest.raises(CheckpointError, match="matrices is 'with bounds'"):
+        replace(tower, **changes)
 
+
+def test_the_parts_of_an_encoder_fit_together(tmp_path: Path) -> None:
     vision = vision_of(read(tmp_path, SMOLVLM_256M))
     norm = Norm("norm", NormSpec(NormKind.RMS, 1e-6), 768)
     assert replace(vision, connector=(norm, *vision.connector)).num_placeholders(512, 512) == 64

@@ -11,14 +11,27 @@ from support.gguf_drafts import ARRAY, BOOL, F32, SIZE, STRING, U32, Draft, Pair
 ROWS, INNER = 16, 24  # of the tower
 SIDE, PATCH = 4, 8  # patches along an edge, pixels along a patch
 TEXTS = {
-    **{"gemma3": "gemma3", "idefics3": "llama", "lfm2": "lfm2", "mlp": "llama", "pixtral": "llama"},
+    **{
+        "gemma3": "gemma3",
+        "gemma4v": "gemma4",
+        "idefics3": "llama",
+        "lfm2": "lfm2",
+        "mlp": "llama",
+        "pixtral": "llama",
+    },
     "qwen3vl_merger": "qwen3vl",
 }
-SINGLES = {"gemma3": "gemma3", "mistral3": "pixtral", **dict.fromkeys(("qwen25vl", "qwen3vl"), "qwen3vl_merger")}
+SINGLES = {
+    "gemma3": "gemma3",
+    "gemma4": "gemma4v",
+    "mistral3": "pixtral",
+    **dict.fromkeys(("qwen25vl", "qwen3vl"), "qwen3vl_merger"),
+}
 """The text model of a file that has its image encoder → the kind of this one."""
 
 TOKENS = {
     "gemma3": [b"<image_soft_token>", b"<start_of_image>", b"<end_of_image>"],
+    "gemma4v": [b"<|image|>", b"<|image>", b"<image|>"],
     "idefics3": [b"<image>", b"<fake_token_around_image>"],
     "lfm2": [b"<image>", b"<|image_start|>", b"<|image_end|>", b"<|img_thumbnail|>"],
     "mlp": [b"<image>"],
@@ -37,7 +50,7 @@ def whole_pair(draw: random.Random) -> tuple[Draft, Draft]:
         text.pairs = [pair for pair in text.pairs if pair.key != key]
         text.pairs.append(Pair(key, ARRAY, [1, 1, 0, 0], U32))
     number = draw.choice([0, 1, 30])
-    tensors = [Tensor(name.encode(), shape, number if len(shape) > 1 else 0) for name, shape in _shapes(draw, kind)]
+    tensors = [Tensor(name.encode(), shape, number if len(shape) > 1 else 0) for name, shape in _shapes_of(draw, kind)]
     if draw.random() < 0.04:
         tensors.append(Tensor(KINDS[kind].once["v.patch_embd"].encode() + b".weight", [ROWS], 0))
     if draw.random() < 0.04:
@@ -62,7 +75,7 @@ def whole_single(draw: random.Random) -> Draft:
         pair.value = b"qwen25vl" if pair.key == b"general.architecture" else pair.value
     text.pairs += _own_settings(draw, name)
     number = draw.choice([0, 1, 30])
-    for stored, shape in _qwen_shapes(name) if is_qwen else _shapes(draw, SINGLES[name]):
+    for stored, shape in _qwen_shapes(name) if is_qwen else _shapes_of(draw, SINGLES[name]):
         theirs = _name_in_ollama(stored, shape, name).encode()
         if stored != "v.token_embd.img_break":
             text.tensors.append(Tensor(theirs, shape, number if len(shape) > 1 else 0))
@@ -108,6 +121,8 @@ def _own_settings(draw: random.Random, name: str) -> list[Pair]:
         },
     }
     pairs = [Pair(f"{name}.vision.attention.layer_norm_epsilon".encode(), F32, 1e-6)]
+    if name == "gemma4":
+        sizes["vision.projector.scale_factor"] = 1
     if name == "qwen25vl":
         pairs.append(Pair(b"qwen25vl.rope.mrope_section", ARRAY, [1, 1, 0], U32))
         whole = draw.choice([[0], [0], [0], [1], [0, 0], []])
@@ -121,7 +136,7 @@ def _own_settings(draw: random.Random, name: str) -> list[Pair]:
 
 def _name_in_ollama(stored: str, shape: list[int], name: str) -> str:
     """Return the name that Ollama has for a tensor."""
-    if name in ("qwen25vl", "qwen3vl"):
+    if name in ("gemma4", "qwen25vl", "qwen3vl"):
         return stored
     if name == "mistral3":
         for theirs, ours in (
@@ -151,7 +166,7 @@ def _add_tokens(text: Draft, tokens: list[bytes]) -> None:
         if added is not None:
             pair.value = [*pair.value, *added]
     for tensor in text.tensors:
-        if tensor.name in (b"token_embd.weight", b"output.weight"):
+        if tensor.name in (b"token_embd.weight", b"output.weight", b"per_layer_token_embd.weight"):
             tensor.dimensions[1] += len(tokens)
     text.place()
 
@@ -162,6 +177,8 @@ def _settings(draw: random.Random, kind: str) -> list[Pair]:
         **{"image_size": SIDE * PATCH, "patch_size": PATCH, "projection_dim": SIZE, "projector.scale_factor": 2},
         **{"spatial_merge_size": 2, "preproc_image_size": 64},
     }
+    if kind == "gemma4v":
+        sizes["projector.scale_factor"] = 1  # with 2, its table of positions would be most of the file
     pairs = [
         Pair(b"general.architecture", STRING, b"clip"),
         Pair(b"clip.has_vision_encoder", BOOL, 1),
@@ -177,6 +194,10 @@ def _settings(draw: random.Random, kind: str) -> list[Pair]:
     if kind == "mlp" and draw.random() < 0.1:
         pairs.append(Pair(b"clip.vision.mm_patch_merge_type", STRING, b"spatial_unpad"))
     return pairs
+
+
+def _shapes_of(draw: random.Random, kind: str) -> Iterator[tuple[str, list[int]]]:
+    return _gemma4_shapes(draw) if kind == "gemma4v" else _shapes(draw, kind)
 
 
 def _shapes(draw: random.Random, kind: str) -> Iterator[tuple[str, list[int]]]:
@@ -216,6 +237,26 @@ def _shapes(draw: random.Random, kind: str) -> Iterator[tuple[str, list[int]]]:
         if not is_pixtral:
             yield f"v.blk.0.{norm}.bias", [ROWS]
     yield from _connector(draw, kind)
+
+
+def _gemma4_shapes(draw: random.Random) -> Iterator[tuple[str, list[int]]]:
+    yield "v.patch_embd.weight", [PATCH, PATCH, 3, ROWS]
+    yield "v.position_embd.weight", [ROWS, 280 if draw.random() < 0.9 else 8, 2]
+    products = [(f"attn_{each}", ROWS, ROWS) for each in ("q", "k", "v", "out")]
+    products += [("ffn_gate", ROWS, INNER), ("ffn_up", ROWS, INNER), ("ffn_down", INNER, ROWS)]
+    ends = [f"{side}_{end}" for side in ("input", "output") for end in ("min", "max")]
+    for part, inputs, outputs in products:
+        yield f"v.blk.0.{part}.weight", [inputs, outputs]
+    for part, _, _ in products if draw.random() < 0.6 else ():
+        yield from ((f"v.blk.0.{part}.{end}", [1]) for end in ends[draw.random() < 0.01 :])
+    for norm in ("ln1", "ln2", "attn_post_norm", "ffn_post_norm"):
+        yield f"v.blk.0.{norm}.weight", [ROWS]
+    for norm in ("attn_q_norm", "attn_k_norm"):
+        yield f"v.blk.0.{norm}.weight", [ROWS // 2]
+    for vector in ("v.std_bias", "v.std_scale") if draw.random() < 0.5 else ():
+        yield vector, [ROWS]
+    yield "mm.input_projection.weight", [ROWS, SIZE]
+    yield "a.blk.0.attn_q.weight", [ROWS, ROWS]
 
 
 def _connector(draw: random.Random, kind: str) -> Iterator[tuple[str, list[int]]]:

@@ -44,6 +44,7 @@ PREPARED: Final[dict[str, tuple[str, dict[str, Any], dict[str, Any]]]] = {
     "gemma3": ("Gemma 3", {"size": {"height": TILE, "width": TILE}}, {"image_seq_length": 4}),
     "gemma4": ("Gemma 4", {}, {}),
     "gemma4-31b": ("Gemma 4", {}, {}),
+    "gemma4-unified": ("Gemma 4", {"image_processor_type": "Gemma4UnifiedImageProcessor"}, {}),
     "lfm2-vl": (
         "LFM2-VL",
         {

@@ -601,9 +601,18 @@ def logits_with_image(model: Any, tokens: Sequence[int], pixels: NDArray[np.floa
         kinds = {"Gemma3": "token_type_ids", "Gemma4": "mm_token_type_ids", "Qwen": "mm_token_type_ids"}
         for field in (field for family, field in kinds.items() if _named(model, family)):
             inputs[field] = torch.tensor([[int(token == model.config.image_token_id) for token in tokens]])
+        if _named(model, "Gemma4Unified"):
+            inputs["attention_mask"] = _masks_of(model, inputs["mm_token_type_ids"])
         output = model(torch.tensor([list(tokens)]), use_cache=False, **inputs)
     logits: NDArray[np.float32] = output.logits[0].float().numpy()
     return logits
+
+
+def _masks_of(model: Any, kinds: torch.Tensor) -> Any:
+    """Return the masks that `generate` makes: without them, this model attends beyond windows to all of an image."""
+    places, config = torch.arange(kinds.shape[1])[None], model.config
+    rows = torch.zeros(1, kinds.shape[1], config.get_text_config().hidden_size)
+    return model.create_masks_for_generate(config, rows, None, None, places, mm_token_type_ids=kinds)
 
 
 def _image_inputs(model: Any, pixels: NDArray[np.float32]) -> dict[str, Any]:
@@ -629,10 +638,11 @@ def _image_inputs(model: Any, pixels: NDArray[np.float32]) -> dict[str, Any]:
         }
     if _named(model, "Gemma4"):
         vision = model.config.vision_config
-        patches = _cut(batch, vision.patch_size, 1).permute(0, 1, 3, 4, 2).flatten(2)
-        rows, columns = (each // vision.patch_size for each in pixels.shape[1:])
-        places = torch.cartesian_prod(torch.arange(rows), torch.arange(columns)).flip(1)
-        return {"pixel_values": (patches + 1) / 2, "image_position_ids": places[None]}
+        is_unified = _named(model, "Gemma4Unified")
+        size = vision.patch_size * (vision.pooling_kernel_size if is_unified else 1)
+        patches = _cut(batch, size, 1).permute(0, 1, 3, 4, 2).flatten(2)
+        places = torch.cartesian_prod(*(torch.arange(each // size) for each in pixels.shape[1:])).flip(1)
+        return {"pixel_values": patches if is_unified else (patches + 1) / 2, "image_position_ids": places[None]}
     inputs: dict[str, Any] = {"pixel_values": batch}
     if _named(model, "Mistral3"):
         inputs["image_sizes"] = torch.tensor([pixels.shape[1:]])

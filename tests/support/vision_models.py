@@ -107,6 +107,18 @@ SETTINGS: dict[str, dict[str, Any]] = {
         },
         "vision_config": {**GEMMA4_EYE, "num_key_value_heads": 1, "standardize": True},
     },
+    "gemma4-unified": {
+        **{"architectures": ["Gemma4UnifiedForConditionalGeneration"], **GEMMA4_TOKENS},
+        "text_config": {
+            **{**GEMMA4_TEXT, "model_type": "gemma4_unified_text", "num_key_value_heads": 1, "num_hidden_layers": 3},
+            "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+            "use_bidirectional_attention": "vision",
+        },
+        "vision_config": {
+            **{"model_type": "gemma4_unified_vision", "mm_embed_dim": 32, "output_proj_dims": 32},
+            **{"patch_size": 4, "pooling_kernel_size": 3, "mm_posemb_size": 280},
+        },
+    },
     "lfm2-vl": {
         **{"architectures": ["Lfm2VlForConditionalGeneration"], "image_token_id": 5, "projector_hidden_size": 40},
         "text_config": {
@@ -182,7 +194,7 @@ ANY_SIZE = [(56, 56), (28, 42), (14, 140), (126, 98)]
 OF_ANY_SIZE = ("lfm2-vl", "qwen2-vl", "qwen2-5-vl", "qwen3-vl", "qwen3-vl-moe", "qwen3-5")
 SIZES = {name: ANY_SIZE if name in OF_ANY_SIZE else [(56, 56)] for name in SETTINGS}
 IN_CELLS = [(36, 36), (24, 48), (12, 144), (108, 24)]
-SIZES |= {"gemma4": IN_CELLS, "gemma4-31b": IN_CELLS}
+SIZES |= {"gemma4": IN_CELLS, "gemma4-31b": IN_CELLS, "gemma4-unified": IN_CELLS}
 SIZES |= {"llava-pixtral": UP_TO_56, "mistral3": UP_TO_56}
 """Height and width of the images for each model."""
 

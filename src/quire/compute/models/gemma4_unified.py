@@ -1,4 +1,4 @@
-"""Gemma 4 12B: Gemma 4 without inputs of layers and experts, in a model that reads images without an encoder."""
+"""Gemma 4 12B: Gemma 4 without inputs of layers and experts, in a model that reads images without a tower of layers."""
 
 from __future__ import annotations
 

@@ -72,21 +72,25 @@ def native_encoder(
     spec = fitted(spec, checkpoint)
     tower = spec.tower
     weights = VisionWeights.load(spec, checkpoint, dtype)
+    products = NativeProducts(weights.matrices, kernels, team)
+    if not tower.layers:
+        return TowerEncoder(spec, weights.without_matrices(), None, products)
     reader = WeightReader(tower, checkpoint, dtype, block_types=block_types)
     decoder = Decoder(decoder_shape(tower, _kv_spec(tower, dtype)), kernels, team)
     runner = NativeDecoder(tower, decoder, reader)
     decoder.reserve(spec.patches.max_rows, 0)
-    products = NativeProducts(weights.matrices, kernels, team)
     cache = shared_cache(spec, _one_layer(tower, dtype))
     return TowerEncoder(spec, weights.without_matrices(), NativeTower(runner, cache), products)
 
 
 def native_memory(spec: VisionSpec, dtype: str, num_threads: int) -> int:
     """Return the bytes that an image takes at most while it is encoded, without the weights."""
-    shape, num_rows = decoder_shape(spec.tower, _kv_spec(spec.tower, dtype)), spec.patches.max_rows
     of_products = max(count * (INPUT_BYTES * each.num_inputs + 8 * each.num_outputs) for each, count in spec.products())
+    if not spec.tower.layers:
+        return of_products
+    shape = decoder_shape(spec.tower, _kv_spec(spec.tower, dtype))
     of_cache = cache_blocks(spec) * _one_layer(spec.tower, dtype).bytes_per_block
-    return step_bytes(shape, num_rows, 0, num_threads) + of_cache + of_products
+    return step_bytes(shape, spec.patches.max_rows, 0, num_threads) + of_cache + of_products
 
 
 def _kv_spec(tower: DecoderSpec, dtype: str) -> KVCacheSpec:

@@ -57,6 +57,8 @@ def reference_encoder(spec: VisionSpec, checkpoint: WeightFile) -> TowerEncoder:
     """Return the image encoder of a model, with memory for its largest image."""
     spec = fitted(spec, checkpoint)
     tower, weights = spec.tower, VisionWeights.load(spec, checkpoint, "float32")
+    if not tower.layers:
+        return TowerEncoder(spec, weights, None, ReferenceProducts(weights.matrices))
     layers = DecoderWeights.load(tower, checkpoint)
     cache = shared_cache(spec, tower.with_layers(1).kv_cache_spec(BLOCK_SIZE))
     return TowerEncoder(spec, weights, ReferenceTower(tower, layers, cache), ReferenceProducts(weights.matrices))
@@ -66,6 +68,8 @@ def reference_memory(spec: VisionSpec) -> int:
     """Return about the bytes that an image takes at most while it is encoded, without the weights."""
     tower, num_rows = spec.tower, spec.patches.max_rows
     per_row = 8 * tower.hidden_size + 3 * tower.mlp.intermediate_size + 2 * TILE * tower.attention.num_heads
-    of_cache = cache_blocks(spec) * tower.with_layers(1).kv_cache_spec(BLOCK_SIZE).bytes_per_block
+    of_cache = 0
+    if tower.layers:
+        of_cache = cache_blocks(spec) * tower.with_layers(1).kv_cache_spec(BLOCK_SIZE).bytes_per_block
     of_products = (count * (each.num_inputs + each.num_outputs) for each, count in spec.products())
     return of_cache + 4 * max(num_rows * per_row, *of_products)

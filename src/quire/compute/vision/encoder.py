@@ -91,7 +91,8 @@ class EncoderWork:
 class TowerEncoder:
     """Implements `ImageEncoder`."""
 
-    def __init__(self, spec: VisionSpec, weights: VisionWeights, tower: Tower, products: Products) -> None:
+    def __init__(self, spec: VisionSpec, weights: VisionWeights, tower: Tower | None, products: Products) -> None:
+        """Make an encoder; `tower` None: it has no layers."""
         self.spec = spec
         self._weights = weights
         self._tower = tower
@@ -123,6 +124,10 @@ class TowerEncoder:
         connectors = {each.layer: each.steps for each in self.spec.deep}
         num_layers = len(self.spec.tower.layers)
         connectors[num_layers - 1] = self.spec.connector
+        if self._tower is None:
+            return self._connected(self.spec.connector, whole.given_rows)[
+                _image_order(order.order, grid, patches.merge)
+            ]
         this, layer = object(), 0
         rows: dict[int, FloatArray] = {}
         while layer < num_layers:
@@ -148,7 +153,9 @@ class TowerEncoder:
 
     def _inputs(self, image: Image, grid: tuple[int, int], order: IntArray) -> StepInputs:
         """Return the step of the tower for an image, as one sequence."""
-        rows = self._products.multiply(self.spec.patches.matrix, patch_rows(image, self.spec)[order])
+        patches = self.spec.patches
+        rows = self._normed(patch_rows(image, self.spec)[order], patches.norm_before)
+        rows = self._normed(self._products.multiply(patches.matrix, rows), patches.norm_after)
         rows = self._with_positions(rows, grid, order)
         count = len(rows)
         indices = np.arange(count)
@@ -177,12 +184,16 @@ class TowerEncoder:
             return rows
         if patches.positions_parts is not None:
             row, column = np.divmod(order, grid[1])
-            of_both: FloatArray = rows + (table[0][column] + table[1][row])
+            by_column, by_row = np.moveaxis(table, patches.positions_axis, 0)
+            of_both: FloatArray = rows + (by_column[column] + by_row[row])
             return of_both
         if patches.positions_side is not None:
             table = resized(table, patches.positions_side, grid, reaches_edges=patches.positions_reach_edges)
         added: FloatArray = table[np.concatenate([np.arange(patches.num_first), order + patches.num_first])]
         return rows + added
+
+    def _normed(self, rows: FloatArray, norm: Norm | None) -> FloatArray:
+        return rows if norm is None else _normalized(rows, self._weights.norms.get(norm.stem), norm.spec)
 
     def _take(self, step: Step, rows: FloatArray) -> FloatArray:
         """Return the rows after a step of the connector."""
@@ -190,7 +201,7 @@ class TowerEncoder:
             case Matrix():
                 return self._products.multiply(step, rows)
             case Norm():
-                return _normalized(rows, self._weights.norms.get(step.stem), step.spec)
+                return self._normed(rows, step)
             case Join(count, by_number):
                 joined = rows.reshape(-1, count, rows.shape[1])
                 joined = joined.swapaxes(1, 2) if by_number else joined

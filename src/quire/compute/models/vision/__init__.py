@@ -18,6 +18,7 @@ ENCODERS: Final = MappingProxyType(
     {
         "Gemma3ForConditionalGeneration": "quire.compute.models.vision.gemma3",
         "Gemma4ForConditionalGeneration": "quire.compute.models.vision.gemma4",
+        "Gemma4UnifiedForConditionalGeneration": "quire.compute.models.vision.gemma4_unified",
         "Idefics3ForConditionalGeneration": "quire.compute.models.vision.idefics3",
         "Lfm2VlForConditionalGeneration": "quire.compute.models.vision.lfm2_vl",
         "LlavaForConditionalGeneration": "quire.compute.models.vision.llava",

@@ -119,7 +119,9 @@ class Patches:
     for each pixel its colours. `matrix` turns it into a row. `positions`: the name of a table with a row for each patch
     of an image, to be added; empty: none. With `positions_side`, the table is a square with this many rows and columns,
     which is resized to the grid of an image; with `positions_reach_edges` so that its corners stay corners. With
-    `positions_parts`, there are two tables, of this many rows: one for the column of a patch, one for its row. `first`:
+    `positions_parts`, there are two tables, of this many rows: one for the column of a patch, one for its row; the
+    dimension `positions_axis` of the tensor tells which. `norm_before` and `norm_after`: of the numbers of a patch, and
+    of its row before positions. `first`:
     the name of a vector that is a row before all patches, with the first row of the table; empty: none. `image_size`:
     the height and width of every image, of which pixels after the last whole patch are left out; None: multiples of
     `merge` patches. An image has at most `max_patches`.
@@ -136,6 +138,9 @@ class Patches:
     positions_side: int | None = None
     positions_reach_edges: bool = False
     positions_parts: int | None = None
+    positions_axis: int = 0
+    norm_before: Norm | None = None
+    norm_after: Norm | None = None
     window: int | None = None
     frames: int = 1
     colours_last: bool = False
@@ -150,7 +155,7 @@ class Patches:
         """The shape of the table of positions."""
         size = self.matrix.num_outputs
         if self.positions_parts is not None:
-            return 2, self.positions_parts, size
+            return (2, self.positions_parts, size) if self.positions_axis == 0 else (self.positions_parts, 2, size)
         return self.max_rows if self.positions_side is None else self.positions_side**2, size
 
     @property
@@ -181,7 +186,7 @@ class VisionSpec:
     which they are normalised after a multiplication with `rescale`. The checkpoint's tensors of all this have
     `prefixes`. Some checkpoints lack the last part of `optional_prefix` in their names. `has_axes`: in the text, the
     tokens of an image have coordinates. `deep`: where more numbers of each row come from; see `DecoderSpec.deep_rows`.
-    `in_windows`: the layers of the tower whose rows attend to those of their window only.
+    `in_windows`: the layers of the tower whose rows attend to those of their window only. A tower may have no layers.
     """
 
     placeholder: int
@@ -257,6 +262,7 @@ class VisionSpec:
 
     def norms(self) -> Iterator[Norm]:
         """Yield the norms outside of the tower."""
+        yield from (each for each in (self.patches.norm_before, self.patches.norm_after) if each is not None)
         for steps in (self.connector, *(each.steps for each in self.deep)):
             yield from (step for step in steps if isinstance(step, Norm) and step.stem)
 
