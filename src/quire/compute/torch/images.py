@@ -166,8 +166,10 @@ def load_encoder(
     stored = "float32" if settings.dtype == "float16" else settings.dtype
     try:
         weights = VisionWeights.load(spec, checkpoint, stored)
-        layers = TorchWeights.load(spec.tower, WeightReader(spec.tower, checkpoint, stored), dtype, device)
         products = TorchProducts(weights.matrices, dtype, device)
+        if not spec.tower.layers:
+            return TowerEncoder(spec, weights.without_matrices(), None, products)
+        layers = TorchWeights.load(spec.tower, WeightReader(spec.tower, checkpoint, stored), dtype, device)
         attention = TowerAttention(device)
         chosen = Implementations(attention, PlainOperations(attention), product, PlainExperts(product))
         tower = TorchTower(TorchDecoder(spec.tower, layers, chosen), spec.patches.max_rows)
