@@ -23,6 +23,8 @@ from quire.compute.vision.weights import own_tensors, vision_bytes
 from quire.compute.weights.decoder_weights import expected_tensors
 from quire.core.config import EngineConfig
 from quire.core.errors import CheckpointError
+from quire.engine.images.gemma4 import Gemma4Layout
+from quire.engine.images.settings import ProcessorSettings
 from support.odd_json import mutated_json
 from support.vision_models import PIXELS, SETTINGS, vision_of, write_settings
 
@@ -416,6 +418,12 @@ def test_broken_settings_are_read_or_refused(name: str, tmp_path: Path) -> None:
             outcomes.add(CheckpointError)
             assert str(error).isprintable(), seed
     assert {VisionSpec, CheckpointError} <= outcomes
+
+
+def test_an_image_of_gemma_4_has_no_more_patches_than_its_encoder_takes() -> None:
+    for kind, num_tokens in (("Gemma4ImageProcessor", 100), ("Gemma4UnifiedImageProcessor", 280)):
+        settings = ProcessorSettings("", {"image_processor_type": kind}, max_patches=900)
+        assert Gemma4Layout.read(settings).num_tokens == num_tokens
 
 
 @pytest.mark.parametrize("changes", [{"parallel": True}, {"mlp": MLPSpec(48, Activation.GELU, gated=False)}])

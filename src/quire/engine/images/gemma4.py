@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 BICUBIC: Final = 3
 START, PLACEHOLDER, END = "<|image>", "<|image|>", "<image|>"
 MOST_MERGED: Final = 16
+UNIFIED: Final = "Gemma4UnifiedImageProcessor"
+"""Of the 12B, whose patches are as large as the pixels of a token."""
+
 ATTENTION: Final = "use_bidirectional_attention"
 
 
@@ -41,8 +44,9 @@ class Gemma4Layout:
         if not settings.flag("do_resize", True):
             raise settings.error("do_resize", False, "true: the model takes no other sizes")
         merged = settings.integer("pooling_kernel_size", 3, most=MOST_MERGED)
+        patches_a_token = 1 if settings.kind() == UNIFIED else merged**2
         return cls(
-            num_tokens=min(settings.integer("max_soft_tokens", 280), settings.max_patches // merged**2),
+            num_tokens=min(settings.integer("max_soft_tokens", 280), settings.max_patches // patches_a_token),
             patch=settings.integer("patch_size", 16),
             merged=merged,
             filter=settings.filter(BICUBIC),
