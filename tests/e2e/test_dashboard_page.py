@@ -244,7 +244,7 @@ def test_one_asks_and_watches_ones_own_blocks(server: RunningServer, open_page: 
     assert answer
     assert answer in page.text("#transcript")
     page.wait_for("quire.model.ended[0]?.total - quire.model.ended[0]?.promptTokens === 3")
-    page.wait_for("document.querySelector('#request-rows .own').innerText === 'yours'")
+    page.wait_for("document.querySelector('#request-rows .own')?.innerText === 'yours'")
 
     page.evaluate(ENDLESS)
     page.evaluate("document.querySelector('[name=tokens]').value = '400'")
