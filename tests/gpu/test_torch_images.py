@@ -98,9 +98,7 @@ def test_an_image_that_does_not_fit_is_an_error_of_one_line(tmp_path: Path, monk
     monkeypatch.setattr(TorchTower, "_run", fail)
     with pytest.raises(OutOfMemoryError, match=r"^an image does not fit into the memory of cpu$"):
         rows_of(encoder, image)
-    with pytest.raises(
-        InvalidConfigError, match=r"allowed: none, or a smaller max_pixels in preprocessor_config\.json"
-    ):
+    with pytest.raises(InvalidConfigError, match=r"allowed: none, or a smaller max_image_patches"):
         rehearse(encoder)
 
 

@@ -198,5 +198,5 @@ def rehearse(encoder: TowerEncoder) -> None:
     try:
         encoder.begin(largest_image(encoder.spec)).advance(math.inf)
     except OutOfMemoryError as error:
-        allowed = "none, or a smaller max_pixels in preprocessor_config.json: the largest image does not fit"
+        allowed = "none, or a smaller max_image_patches: the largest image does not fit"
         raise InvalidConfigError("mmproj", AUTO, allowed) from error
