@@ -273,9 +273,10 @@ def test_a_gpu_reads_images_and_plans_their_memory(answers: Any, tmp_path: Path)
     answers(H200)
     write_vision_model(tmp_path, SETTINGS["gemma3"])
     settings: dict[str, Any] = {"model": str(tmp_path), "device": "cuda", "skip_tokenizer_init": True}
-    backend, texts_only = (plan_engine(EngineConfig(**settings, mmproj=each)).backend for each in ("auto", "none"))
+    blueprints = [plan_engine(EngineConfig(**settings, mmproj=each)) for each in ("auto", "none")]
+    backend, texts_only = (each.backend for each in blueprints)
     facts, without, vision = backend.facts, texts_only.facts, vision_of(backend._model)  # type: ignore[attr-defined]
-    assert (facts.reads_images, without.reads_images) == (True, False)
+    assert [each.model.vision is not None for each in blueprints] == [True, False]
     assert facts.weight_bytes - without.weight_bytes == vision_bytes(vision, "float32")
     assert facts.activation_bytes - without.activation_bytes > image_bytes(vision, TorchSettings(dtype="float32"))
     with pytest.raises(InvalidConfigError, match="FlashInfer is not used for models that read images"):

@@ -126,7 +126,7 @@ def _described(row: ListedModel, source: ModelSource) -> ListedModel:
     except Exception as error:
         return replace(row, runs=False, reason=_without_path(str(error), source))
     memory_bytes = needs.weight_bytes + needs.activation_bytes
-    images = "reads images" if backend.facts.reads_images else ""
+    images = "" if model.vision is None else "reads images"
     use = images if model.generates else "for vectors or scores only"
     row = replace(row, memory_bytes=memory_bytes, runs=True, fits=True, reason=use)
     try:

@@ -63,7 +63,6 @@ class BackendFacts:
     activation_bytes: int
     block_types: tuple[str, ...] = ()
     makes_vectors: bool = False
-    reads_images: bool = False
     adapter_bytes: int = 0
     adapter_room: AdapterRoom | None = None
 

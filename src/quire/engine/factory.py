@@ -97,7 +97,7 @@ class EngineBlueprint:
     def images(self) -> ImageReader | None:
         """Reads the images of requests; None if the engine takes texts only."""
         vision = self.model.vision
-        if vision is None or not self.backend.facts.reads_images or self.config.skip_tokenizer_init:
+        if vision is None or self.config.skip_tokenizer_init:
             return None
 
         def num_rows(height: int, width: int) -> int:
@@ -406,7 +406,7 @@ def _report(model: ModelDescription, facts: BackendFacts, plan: MemoryPlan, noti
         disk_cache=config.disk_cache or "",
         has_host_cache=bool(config.host_cache),
         labels=() if model.labels is None else model.labels.names,
-        reads_images=facts.reads_images and not config.skip_tokenizer_init,
+        reads_images=model.vision is not None and not config.skip_tokenizer_init,
     )
 
 
@@ -467,7 +467,7 @@ def _request_limits(
         num_labels=0 if model.labels is None else len(model.labels.names),
         generates=model.generates,
         one_step=one_step,
-        max_images=longest // MIN_IMAGE_TOKENS if facts.reads_images else 0,
+        max_images=0 if model.vision is None else longest // MIN_IMAGE_TOKENS,
     )
 
 

@@ -90,7 +90,6 @@ class NativeBackend:
             + (0 if model.vision is None else _image_bytes(model.vision, model.spec, settings)),
             block_types=tuple(sorted(set(block_types.values()))),
             makes_vectors=True,
-            reads_images=model.vision is not None,
             adapter_bytes=adapter_bytes(model, config, dtype),
         )
         return cls(facts, model, settings)

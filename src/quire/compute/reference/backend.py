@@ -60,7 +60,6 @@ class ReferenceBackend:
             activation_bytes=sum(_activation_bytes(spec, config) for spec in specs)
             + (0 if model.vision is None else _image_bytes(model.vision, model.spec)),
             makes_vectors=True,
-            reads_images=model.vision is not None,
             adapter_bytes=adapter_bytes(model, config, "float32"),
         )
         return cls(facts, model)

@@ -123,7 +123,6 @@ class TorchBackend:
             + (0 if model.vision is None else _image_bytes(model.vision, model.spec, settings)),
             block_types=tuple(sorted({kind for each in models for kind in _kept(each, settings).values()})),
             makes_vectors=True,
-            reads_images=model.vision is not None,
             adapter_bytes=0 if room is None else room.num_bytes,
             adapter_room=room,
         )
