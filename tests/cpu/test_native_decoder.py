@@ -26,8 +26,9 @@ from support.tiny_checkpoint import write_tiny_qwen3
 
 LENGTH = 150  # three tiles of 64
 TOKENS = [(7 * i * i + 3 * i + 5) % 64 for i in range(LENGTH)]
-ALONE_FROM = 30
-"""Tokens from this one on are computed one by one, alone, at the end of a batch; chunks of one are those before."""
+ROWS = [*((LENGTH, size) for size in (1, 7, 16, 64, 100, LENGTH)), (1, 1), (64, 5), (65, 8), (17, 3)]
+"""Lengths and tokens a step of the rows of a batch. The first one takes longest: its last tokens are decoded alone."""
+ALONE = 120
 WINDOWS = {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1}
 MODELS = ["full", "windows", *SPECS]
 ROUNDED = ["full", "windows", *WITHOUT_LATENTS]
@@ -156,43 +157,20 @@ def test_logits_with_narrow_kv_are_those_of_the_reference(
 
 
 @each_model_and_machine
-def test_any_chunks_and_any_number_of_threads_give_the_same_bits(
-    model: str, machine: NativeSettings, models: Models
-) -> None:
+def test_chunks_batches_and_threads_leave_the_bits_alone(model: str, machine: NativeSettings, models: Models) -> None:
+    run = models.run(model, machine, blocks=shuffled(512), num_blocks=512)
+    assert run.together(TOKENS, ROWS)[-ALONE:] == [1] * ALONE
     expected = models.bits(model, machine)
-    run = models.run(model, machine, num_blocks=512)
-    for row, chunks in enumerate(
-        [[1] * ALONE_FROM, *([size] * ((LENGTH - 1) // size) for size in (7, 16, 64, 100, 150))]
-    ):
-        run.prefill(row, TOKENS, chunks=chunks)
-        assert run.bits(row, LENGTH) == expected, f"chunks of {chunks[:1]}"
-        run.driver.release(row)
+    for row, (length, size) in enumerate(ROWS):
+        assert run.bits(row, length) == expected[: len(expected) // LENGTH * length], f"{length} tokens, {size} a step"
 
 
 @each_model_and_machine
 def test_block_sizes_and_block_ids_leave_the_bits_alone(model: str, machine: NativeSettings, models: Models) -> None:
-    for block_size in (16, 32, 64, 128):
+    for block_size in (32, 64, 128):
         run = models.run(model, machine, block_size=block_size, blocks=shuffled(64))
         run.prefill(0, TOKENS, chunks=[50, 50])
         assert run.bits(0, LENGTH) == models.bits(model, machine), f"blocks of {block_size}"
-
-
-@each_model_and_machine
-def test_alone_and_in_a_batch_give_the_same_bits(model: str, machine: NativeSettings, models: Models) -> None:
-    lengths = {0: LENGTH, 1: 1, 2: 64, 3: 65, 4: 17}
-    run = models.run(model, machine, blocks=shuffled(256), num_blocks=256)
-    for row, length in lengths.items():
-        run.driver.open(row, TOKENS[:length])
-    done = dict.fromkeys(lengths, 0)
-    for step in range(LENGTH):
-        counts = {row: min(1 + (row * step) % 9, lengths[row] - done[row]) for row in lengths}
-        run.step(*(Work(row, done[row], count) for row, count in counts.items() if count))
-        done = {row: done[row] + counts[row] for row in lengths}
-        assert step < ALONE_FROM or [count for count in counts.values() if count] == [1]
-    assert done == lengths
-    expected = models.bits(model, machine)
-    for row, length in lengths.items():
-        assert run.bits(row, length) == expected[: len(expected) // LENGTH * length]
 
 
 def test_blocks_that_were_copied_or_swapped_give_the_same_bits(machine: NativeSettings, models: Models) -> None:

@@ -24,6 +24,8 @@ from support.tiny_checkpoint import tiny_qwen3_config, tiny_qwen3_tensors, write
 
 LENGTH = 150  # three tiles of 64
 TOKENS = [(7 * i * i + 3 * i + 5) % 64 for i in range(LENGTH)]
+ROWS = [*((LENGTH, size) for size in (1, 7, 16, 64, 100)), (1, 1), (64, 5), (65, 8), (17, 3)]
+"""Lengths and tokens a step of the rows of a batch."""
 WINDOWS = {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1}
 MODELS = ["full", "windows", *SPECS]
 
@@ -110,14 +112,6 @@ def assert_close(run: ReferenceRun, oracle: DenseOracle) -> None:
     assert np.abs(ours - theirs).max() <= 1e-4 * max(1.0, np.abs(theirs).max())
 
 
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("size", [1, 7, 16, 64, 100])
-def test_whole_and_in_chunks_give_the_same_bits(model: str, size: int, tmp_path: Path) -> None:
-    run = make_run(tmp_path, model)
-    run.prefill(0, TOKENS, chunks=[size] * ((LENGTH - 1) // size))
-    assert run.bits(0, LENGTH) == whole(model)
-
-
 @pytest.mark.parametrize("model", ["full", "windows"])
 def test_whole_and_cut_anywhere_give_the_same_bits(model: str, tmp_path: Path) -> None:
     expected = whole(model)
@@ -138,20 +132,12 @@ def test_block_sizes_and_block_ids_leave_the_bits_alone(model: str, block_size: 
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_alone_and_in_a_batch_give_the_same_bits(model: str, tmp_path: Path) -> None:
-    lengths = {0: LENGTH, 1: 1, 2: 64, 3: 65, 4: 17}
-    run = make_run(tmp_path, model, blocks=shuffled(256))
-    for row, length in lengths.items():
-        run.driver.open(row, TOKENS[:length])
-    done = dict.fromkeys(lengths, 0)
-    for step in range(LENGTH):
-        counts = {row: min(1 + (row * step) % 9, lengths[row] - done[row]) for row in lengths}
-        run.step(*(Work(row, done[row], count) for row, count in counts.items() if count))
-        done = {row: done[row] + counts[row] for row in lengths}
-    assert done == lengths
+def test_chunks_and_batches_leave_the_bits_alone(model: str, tmp_path: Path) -> None:
+    run = make_run(tmp_path, model, blocks=shuffled(512), num_blocks=512)
+    run.together(TOKENS, ROWS)
     expected = whole(model)
-    for row, length in lengths.items():
-        assert run.bits(row, length) == expected[: len(expected) // LENGTH * length]
+    for row, (length, size) in enumerate(ROWS):
+        assert run.bits(row, length) == expected[: len(expected) // LENGTH * length], f"{length} tokens, {size} a step"
 
 
 def test_blocks_behind_a_window_are_not_read(tmp_path: Path) -> None:

@@ -93,6 +93,25 @@ class ReferenceRun:
             start += count
         return self.step(Work(row, start, len(tokens) - start, 1)).tokens[0]
 
+    def together(self, tokens: Sequence[int], rows: Sequence[tuple[int, int]]) -> list[int]:
+        """Compute rows of (length, tokens a step) in the same steps, each one begun a step after the one before it.
+
+        Returns the number of rows in each step.
+        """
+        for row, (length, _) in enumerate(rows):
+            self.driver.open(row, tokens[:length])
+        numbers: list[int] = []
+        while True:
+            works = [
+                Work(row, start, min(size, length - start))
+                for row, (length, size) in enumerate(rows)
+                if 0 <= (start := size * (len(numbers) - row)) < length
+            ]
+            if not works:
+                return numbers
+            self.step(*works)
+            numbers.append(len(works))
+
     def decode(self, row: int, start: int, count: int) -> list[int]:
         """Compute `count` tokens one after another, the first at position `start`."""
         return [self.step(Work(row, start + i, 1, 1)).tokens[0] for i in range(count)]
