@@ -18,7 +18,7 @@ from typing import Any, Final
 from quire.compute.adapters.settings import AdapterSettings
 from quire.compute.arrays import FloatArray
 from quire.compute.gguf.header import GgufHeader
-from quire.compute.gguf.names import EXPERTS
+from quire.compute.gguf.name_tables.table import EXPERTS
 from quire.compute.gguf.row_orders import TAKES_TURNS
 from quire.compute.gguf.settings import architecture_of
 from quire.compute.gguf.tensors import GgufEntry, GgufTensors

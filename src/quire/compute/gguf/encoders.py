@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from quire.compute.gguf.header import GgufTensor
+from quire.compute.gguf.name_tables.encoders import TOKEN_TYPES
 from quire.compute.gguf.named_settings import Settings
-from quire.compute.gguf.names import TOKEN_TYPES
 from quire.compute.gguf.vocabulary import CONTROL, scores_of
 from quire.compute.models.config_file import ConfigFile
 from quire.compute.models.rope import FULL, SLIDING

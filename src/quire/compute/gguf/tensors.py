@@ -16,7 +16,9 @@ import numpy as np
 from quire.compute.arrays import ByteArray, FloatArray, HalfArray
 from quire.compute.gguf.blocks import q5_0_of_mxfp4
 from quire.compute.gguf.header import MAX_TENSORS, GgufHeader, GgufTensor
-from quire.compute.gguf.names import CLASSIFIER, EXPERTS, GATE_AND_UP, GATE_UP, OLD_EXPERT, ROW, Names
+from quire.compute.gguf.name_tables.mixtures import ROW
+from quire.compute.gguf.name_tables.table import EXPERTS
+from quire.compute.gguf.names import GATE_AND_UP, GATE_UP, OLD_EXPERT, Names
 from quire.compute.gguf.rope_settings import DIVISORS
 from quire.compute.gguf.row_orders import ColoursLast, Order, Turns, order_of
 from quire.compute.gguf.settings import architecture_of
@@ -251,10 +253,10 @@ def _entries(header: GgufHeader, names: Names) -> dict[str, GgufEntry]:
 def _named(header: GgufHeader, names: Names, name: str, tensor: GgufTensor) -> list[tuple[str, GgufEntry]]:
     """Return the names and entries for a tensor of the file, one for each expert in it."""
     stem, _, kind = name.rpartition(".")
-    if kind in names.weights or kind == "scale":
+    table, once = names.table, names.once
+    if kind in table.weights or kind == "scale":
         stem, kind = name, "weight"
     if not stem.startswith("blk."):
-        once = {**CLASSIFIER, **names.once}
         return [(f"{once[stem]}.{kind}" if stem in once else name, GgufEntry(tensor))]
     _, layer, part = stem.split(".", 2) if stem.count(".") >= 2 else ("", "", stem)
     parts = GATE_AND_UP if part == GATE_UP and names.has_gate_up else (part,)
@@ -264,12 +266,12 @@ def _named(header: GgufHeader, names: Names, name: str, tensor: GgufTensor) -> l
             raise CheckpointError(
                 f"{header.path}: tensor {name!r}", f"{tensor.shape[0]} experts", f"at most {MAX_EXPERTS}"
             )
-        return _experts(f"{names.prefix}{layer}.", [f"{names.experts[one]}.{kind}" for one in parts], tensor)
+        return _experts(f"{table.prefix}{layer}.", [f"{table.experts[one]}.{kind}" for one in parts], tensor)
     old = OLD_EXPERT.fullmatch(stem)
     if old is not None:
-        ours = names.experts[f"{old[1]}_exps"].format(expert=old[2])
-        return [(f"{names.prefix}{layer}.{ours}.{kind}", GgufEntry(tensor))]
-    if part not in names.layer:
+        ours = table.experts[f"{old[1]}_exps"].format(expert=old[2])
+        return [(f"{table.prefix}{layer}.{ours}.{kind}", GgufEntry(tensor))]
+    if part not in table.layer:
         return [(name, GgufEntry(tensor))]
     if part == ROW and len(tensor.shape) == 1:
         tensor = replace(tensor, shape=(1, *tensor.shape))
@@ -280,7 +282,7 @@ def _named(header: GgufHeader, names: Names, name: str, tensor: GgufTensor) -> l
     order = order_of(header, names.architecture, part, tensor)
     by_head = part in BY_HEAD and len(tensor.shape) == 3
     transposed = (names.architecture == "gpt2" and len(tensor.shape) == 2) or (by_head and BY_HEAD[part])
-    ours = f"{names.prefix}{layer}.{names.layer[part]}.{'weight' if part in names.weights else kind}"
+    ours = f"{table.prefix}{layer}.{table.layer[part]}.{'weight' if part in table.weights else kind}"
     entry = GgufEntry(tensor, None, order, transposed, by_head, is_exponential=part == DECAY)
     return [(ours, entry)]
 
