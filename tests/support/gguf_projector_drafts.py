@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-from quire.compute.gguf.projector_families import KINDS
+from quire.compute.gguf.vision.kinds import KINDS
 from support.gguf_drafts import ARRAY, BOOL, F32, SIZE, STRING, U32, Draft, Pair, Tensor, model_of
 
 ROWS, INNER = 16, 24  # of the tower

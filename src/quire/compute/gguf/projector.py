@@ -4,7 +4,7 @@
     mmproj-*.gguf ─► vision_config, preprocessor_config.json, vision names ┘ folder from which both files were made
 
 So families, image encoders and the readers of images do not know that there are two files; nor that Ollama has the
-encoders of its newer models in the file of the text model (own_encoders.py). The two fit if the encoder
+encoders of its newer models in the file of the text model (vision/kind.py). The two fit if the encoder
 makes rows of the text model's size, for an architecture that it is made for, with a token that stands for images.
 """
 
@@ -18,11 +18,10 @@ from typing import Any, Final
 
 from quire.compute.gguf.header import GgufHeader
 from quire.compute.gguf.named_settings import Settings
-from quire.compute.gguf.own_encoders import own_encoder_of, own_settings
-from quire.compute.gguf.projector_families import KINDS, kind_of
-from quire.compute.gguf.projector_kinds import IN_LAYER, EncoderFile, Kind, Object
 from quire.compute.gguf.settings import CLASSIFIER, OF_IMAGES
 from quire.compute.gguf.tensors import IMAGES, GgufEntry, GgufTensors, block_types_of
+from quire.compute.gguf.vision.kind import IN_LAYER, EncoderFile, Kind, Object
+from quire.compute.gguf.vision.kinds import KINDS, kind_of, own_encoder_of, own_settings
 from quire.compute.models.config_file import ConfigFile
 from quire.compute.weights.mapped_files import MappedFiles
 from quire.core.errors import CheckpointError

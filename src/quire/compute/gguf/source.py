@@ -12,11 +12,11 @@ from functools import cached_property
 from pathlib import Path
 
 from quire.compute.gguf.header import PART, GgufHeader, parts_of
-from quire.compute.gguf.own_encoders import own_encoder_of
 from quire.compute.gguf.projector import PairTensors, Projector
 from quire.compute.gguf.settings import config_of, dense_config_of, file_type_of, pooling_config_of
 from quire.compute.gguf.tensors import GgufTensors
 from quire.compute.gguf.tokenizer import tokenizer_config_of, tokenizer_json_of
+from quire.compute.gguf.vision.kinds import own_encoder_of
 from quire.compute.gguf.vocabulary import generation_config_of
 from quire.core.errors import CheckpointError
 from quire.core.model_files import MAX_SETTINGS_BYTES

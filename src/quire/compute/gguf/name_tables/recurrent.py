@@ -6,13 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-from quire.compute.gguf.name_tables.mixtures import (
-    FURTHER,
-    GRANITE,
-    GRANITE_MLP,
-    MIXTRAL_EXPERTS,
-    SHARED_EXPERT,
-)
+from quire.compute.gguf.name_tables.mixtures import FURTHER, GRANITE, GRANITE_MLP, MIXTRAL_EXPERTS, SHARED_EXPERT
 from quire.compute.gguf.name_tables.table import EXPERTS, LAYER, NORM_AFTER_ATTENTION, OF_MLP, ONCE, WEIGHTS, NameTable
 
 LFM2: Final = NameTable(

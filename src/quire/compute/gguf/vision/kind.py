@@ -1,23 +1,27 @@
 """Kind: how the image encoders of a family are in GGUF files, in the form of Hugging Face.
 
 A file names its kind in `clip.projector_type`. Sizes are settings `clip.vision.*`; the rest follows from the kind, as
-llama.cpp has it in code. Old files have the matrices of an MLP under each other's name. The kinds are in
-projector_families.py.
+llama.cpp has it in code. Old files have the matrices of an MLP under each other's name.
+
+Ollama has image encoders in the file of the text model, with other names: settings are `ARCHITECTURE.vision.*`, and
+tensors `v.*` and `mm.*`. What a file of llama.cpp says, and Ollama has elsewhere or in its code, is added to the
+settings. A family's module has both forms; kinds.py finds them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import isfinite
+from math import isfinite, prod
 from types import MappingProxyType
 from typing import Final
 
 from quire.compute.gguf.header import GgufTensor
 from quire.compute.gguf.named_settings import Settings, as_written
 from quire.compute.gguf.names import key_of
-from quire.compute.gguf.tensors import GgufEntry
+from quire.compute.gguf.row_orders import ColoursLast
+from quire.compute.gguf.tensors import PATCH_DIMENSIONS, GgufEntry
 from quire.core.errors import CheckpointError
 
 Object = dict[str, object]
@@ -26,6 +30,11 @@ DEEP_LIST: Final = "model.visual.deepstack_merger_list."
 DEEP_PARTS: Final = MappingProxyType({"fc1": "linear_fc1", "fc2": "linear_fc2", "norm": "norm"})
 FIRST_ROW: Final = "v.class_embd"
 IN_LAYER: Final = "v.blk."
+POSITIONS: Final = "v.position_embd.weight"
+BILINEAR, BICUBIC, LANCZOS = 2, 3, 1
+NEXT_TO_IMAGES: Final = ("", "language_model.")
+IN_MODEL: Final = ("model.", "model.language_model.")
+"""The beginning of the names of a text model's tensors, alone and next to an image encoder."""
 
 LAYER: Final = MappingProxyType(
     {
@@ -89,6 +98,34 @@ class EncoderFile:
             return False
         return up.shape[1] != norm.shape[0] == up.shape[0]
 
+    def tower(self, activation: str) -> Object:
+        """Return the sizes of a vision transformer."""
+        return {
+            "hidden_act": activation,
+            "hidden_size": self.size("embedding_length"),
+            "image_size": self.size("image_size"),
+            "intermediate_size": self.size("feed_forward_length"),
+            "layer_norm_eps": self.settings.number("attention.layer_norm_epsilon"),
+            "num_attention_heads": self.size("attention.head_count"),
+            "num_hidden_layers": self.size("block_count"),
+            "patch_size": self.size("patch_size"),
+        }
+
+    def pixels(self) -> Object:
+        """Return how the numbers of pixels are normalised; the readers of these settings check them."""
+        fields, key = self.settings.file.fields, self.settings.key
+        return {name: _as_written(fields.get(key(name))) for name in ("image_mean", "image_std")}
+
+    def rows_per_side(self, merge: int) -> int:
+        """Return the rows for the text model along an edge of an image of the usual size."""
+        return self.size("image_size") // self.size("patch_size") // merge
+
+
+def _as_written(numbers: object) -> object:
+    if isinstance(numbers, list) and all(type(each) is float and isfinite(each) for each in numbers):
+        return [as_written(each) for each in numbers]
+    return numbers
+
 
 def _same(text: Object, file: EncoderFile, header: Mapping[str, object]) -> Object:
     """Return the settings of a text model as they are alone."""
@@ -100,30 +137,50 @@ def plain(file: EncoderFile, part: str, tensor: GgufTensor) -> GgufEntry:
     return GgufEntry(tensor)
 
 
-@dataclass(frozen=True, slots=True)
+def by_pixel(file: EncoderFile, part: str, tensor: GgufTensor) -> GgufEntry:
+    """Return a tensor; a patch has the colours one after the other in the file, and pixels in the model."""
+    if part != "v.patch_embd" or len(tensor.shape) != PATCH_DIMENSIONS:
+        return GgufEntry(tensor)
+    shape = tensor.shape[0], prod(tensor.shape[1:])
+    return GgufEntry(replace(tensor, shape=shape), order=ColoursLast(tensor.shape[1]))
+
+
+def _no_more(text: Settings, tensors: Mapping[str, GgufTensor]) -> Object:
+    """Return no settings: the file has all that `kind` knows."""
+    return {}
+
+
+@dataclass(frozen=True)
 class Kind:
     """One kind of image encoder, and the text models that it is for.
 
     `family`: of the pair. `texts`: the architecture of a text model → its `model_type` next to this encoder.
-    `text_names`: the beginning of the names of its tensors alone, and next to this encoder. `layers`: the beginning of
-    the names of the tower's layers. `output`: the matrix that makes the rows for the text model, and the dimension of
-    these. `tokens`: the first of them in the vocabulary stands for images. `config` and `processor` make settings from
-    those of the file, `text` those of the text model from its settings alone and in its file, `entry` a tensor in the
-    order of Hugging Face. `unused`: tensors of which the text model has a copy. `families`: other families by the
-    architecture of the text model. `pieces`: tensors that are a part of one: which, and of how many. `others`: the
-    beginnings of the names of tensors that are not for images. `wrapper`: the end of the names of matrices in layers
-    that the names of their bounds lack.
+    `text_names`: the beginning of the names of its tensors alone, and next to this encoder. `tokens`: the first of them
+    in the vocabulary stands for images.
+
+    `tower`, `layers` and `projector`: the modules of the encoder, of its layers in it, and of what makes rows for the
+    text model. `in_tower`, `in_layer` and `in_projector`: tensors in a file → their names in these modules. `output`:
+    the matrix that makes the rows, and the dimension of these. `pieces`: tensors that are a part of one: which, and of
+    how many. `unused`: tensors of which the text model has a copy. `others`: the beginnings of the names of tensors
+    that are not for images. `wrapper`: the end of the names of matrices in layers that the names of their bounds lack.
+
+    `config` and `processor` make settings from those of the file, `text` those of the text model from its settings
+    alone and in its file, `entry` a tensor in the order of Hugging Face. `families`: other families by the architecture
+    of the text model.
     """
 
     family: str
     texts: Mapping[str, str]
     text_names: tuple[str, str]
-    layers: str
-    once: Mapping[str, str]
-    layer: Mapping[str, str]
     tokens: tuple[str, ...]
+    tower: str
+    in_projector: Mapping[str, str]
     config: Callable[[EncoderFile], Object]
     processor: Callable[[EncoderFile], Object]
+    layers: str = "encoder.layers."
+    projector: str = "multi_modal_projector."
+    in_tower: Mapping[str, str] = field(default_factory=lambda: AROUND)
+    in_layer: Mapping[str, str] = field(default_factory=lambda: LAYER)
     output: tuple[str, int] = ("mm.2.weight", 0)
     entry: Callable[[EncoderFile, str, GgufTensor], GgufEntry] = plain
     text: Callable[[Object, EncoderFile, Mapping[str, object]], Object] = _same
@@ -132,6 +189,12 @@ class Kind:
     pieces: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     others: tuple[str, ...] = ()
     wrapper: str = ""
+
+    @cached_property
+    def once(self) -> Mapping[str, str]:
+        """The tensors outside of layers, and their names in Hugging Face."""
+        parts = ((self.tower, self.in_tower), (self.projector, self.in_projector))
+        return {theirs: module + ours for module, names in parts for theirs, ours in names.items()}
 
     def name_of(self, stored: str, file: EncoderFile) -> str:
         """Return the name of a tensor in Hugging Face; unknown names stay."""
@@ -145,10 +208,10 @@ class Kind:
             known = layer.isdecimal() and len(layer) < 6 and int(layer) in file.deep and part in DEEP_PARTS
             return f"{DEEP_LIST}{file.deep.index(int(layer))}.{DEEP_PARTS[part]}.{end}" if known else stored
         layer, _, part = stem.removeprefix(IN_LAYER).partition(".")
-        if not stem.startswith(IN_LAYER) or part not in self.layer:
+        if not stem.startswith(IN_LAYER) or part not in self.in_layer:
             return stored
-        name = self.layer[SWAPPED.get(part, part) if file.swaps else part]
-        return f"{self.layers}{layer}.{name if end == WEIGHT else name.removesuffix(self.wrapper)}.{end}"
+        name = self.in_layer[SWAPPED.get(part, part) if file.swaps else part]
+        return f"{self.tower}{self.layers}{layer}.{name if end == WEIGHT else name.removesuffix(self.wrapper)}.{end}"
 
     def stored(self, name: str, file: EncoderFile) -> str:
         """Return the file's name for a tensor; the same name if files have no other."""
@@ -156,48 +219,20 @@ class Kind:
         whole, theirs = key_of(self.once, name), key_of(self.once, stem)
         if whole is not None or theirs is not None:
             return whole or f"{theirs}.{end}"
-        layer, _, part = stem.removeprefix(self.layers).partition(".")
-        theirs = key_of(self.layer, part if end == WEIGHT else part + self.wrapper)
-        if not stem.startswith(self.layers) or theirs is None:
+        layer, _, part = stem.removeprefix(self.tower + self.layers).partition(".")
+        theirs = key_of(self.in_layer, part if end == WEIGHT else part + self.wrapper)
+        if not stem.startswith(self.tower + self.layers) or theirs is None:
             return name
         return f"{IN_LAYER}{layer}.{SWAPPED.get(theirs, theirs) if file.swaps else theirs}.{end}"
 
 
+@dataclass(frozen=True, slots=True)
+class OwnEncoder:
+    """How the file of a text model has an image encoder: its tensors, and settings by the names that `kind` knows."""
+
+    kind: Kind
+    added: Callable[[Settings, Mapping[str, GgufTensor]], Object] = _no_more
+
+
 WEIGHT: Final = "weight"
 SWAPPED: Final = MappingProxyType({"ffn_down": "ffn_up", "ffn_up": "ffn_down"})
-
-
-def in_module(prefix: str, names: Mapping[str, str]) -> dict[str, str]:
-    """Return names with the beginning of those in a module of Hugging Face."""
-    return {theirs: prefix + ours for theirs, ours in names.items()}
-
-
-def tower(file: EncoderFile, activation: str) -> Object:
-    """Return the sizes of a vision transformer."""
-    return {
-        "hidden_act": activation,
-        "hidden_size": file.size("embedding_length"),
-        "image_size": file.size("image_size"),
-        "intermediate_size": file.size("feed_forward_length"),
-        "layer_norm_eps": file.settings.number("attention.layer_norm_epsilon"),
-        "num_attention_heads": file.size("attention.head_count"),
-        "num_hidden_layers": file.size("block_count"),
-        "patch_size": file.size("patch_size"),
-    }
-
-
-def pixels(file: EncoderFile) -> Object:
-    """Return how the numbers of pixels are normalised; the readers of these settings check them."""
-    fields, key = file.settings.file.fields, file.settings.key
-    return {name: _as_written(fields.get(key(name))) for name in ("image_mean", "image_std")}
-
-
-def _as_written(numbers: object) -> object:
-    if isinstance(numbers, list) and all(type(each) is float and isfinite(each) for each in numbers):
-        return [as_written(each) for each in numbers]
-    return numbers
-
-
-def rows_per_side(file: EncoderFile, merge: int) -> int:
-    """Return the rows for the text model along an edge of an image of the usual size."""
-    return file.size("image_size") // file.size("patch_size") // merge
