@@ -296,7 +296,7 @@ class MemoryMachine(RuleBasedStateMachine):
         return pick([*self.past, *(model.tokens for model in self.running)], number)
 
     def startable(self) -> list[Model]:
-        waiting = [m for m in self.waiting if not self.manager.disk.is_loading(m.request)]
+        waiting = [m for m in self.waiting if self.manager.disk.landings.of(m.request) is None]
         return [m for m in waiting if m.request not in self.manager.memories and not m.request.num_late_results]
 
     def returnable(self) -> list[Model]:
@@ -533,7 +533,7 @@ class MemoryMachine(RuleBasedStateMachine):
         self.begin_plan()
         if luck or not self.manager.disk.give_up_loads():
             return self.go_on()
-        assert not list(self.manager.disk.held_blocks())
+        assert not list(self.manager.disk.landings.held_blocks())
 
     @operation(which=ANY, count=TOKENS)
     def swap_in(self, which: int, count: int) -> None:
@@ -907,7 +907,7 @@ class MemoryMachine(RuleBasedStateMachine):
             self.news.follow()
         ledger = manager.ledger()
         held = sum(memory.num_held for memory in manager.memories.values())
-        held += len(list(manager.disk.held_blocks()))
+        held += len(list(manager.disk.landings.held_blocks()))
         assert ledger.used_blocks + ledger.blocks_saved_by_sharing == held
         for model in self.running + self.waiting:
             request = model.request

@@ -50,7 +50,7 @@ class BlockPicture:
         """Compare with a scan of everything."""
         holders = self._scan_tables()
         parents = self._scan_index()
-        loading = Counter(self._manager.disk.held_blocks())
+        loading = Counter(self._manager.disk.landings.held_blocks())
         for block in self._manager.pool.blocks:
             change = self._known.get(block.block_id)
             state, num_holders, parent = FREE if change is None else (change.state, change.num_holders, change.parent)

@@ -93,7 +93,8 @@ class MemoryBooks:
     ) -> MemoryLedger:
         """Return the use of the memory. Does not mutate; O(requests)."""
         not_full = _fill_of_blocks(spec, memories)
-        reserved = disk.num_landing * spec.block_size + sum(planned - stored for stored, planned in not_full.values())
+        reserved = disk.landings.num_blocks * spec.block_size
+        reserved += sum(planned - stored for stored, planned in not_full.values())
         unused = sum(spec.block_size - planned for _, planned in not_full.values())
         return MemoryLedger(
             block_size=spec.block_size,

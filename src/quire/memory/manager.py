@@ -134,7 +134,7 @@ class KVCacheManager:
 
         Does not mutate; O(1).
         """
-        return self.disk.is_landing(frontier) or self._publisher.is_being_computed(frontier)
+        return self.disk.landings.awaits(frontier) or self._publisher.is_being_computed(frontier)
 
     # ---- the disk ---------------------------------------------------------------------------------------------
 
@@ -502,7 +502,7 @@ class KVCacheManager:
         self.pool.check()
         self.index.check()
         self.host.check()
-        landing = tuple(self.disk.held_blocks())
+        landing = tuple(self.disk.landings.held_blocks())
         self._books.check(self.spec, self.pool, self.index, self.host, self.memories, landing)
         self.disk.check()
         self._publisher.check(self.memories)

@@ -227,7 +227,7 @@ class Scheduler:
         if self.num_preemptions == preemptions and len(self._waiting):
             self._admit_waiting(step)
         is_idle = not step.decodes and not step.chunks and not self.memory.has_moves
-        is_waiting = is_idle and self.memory.disk.has_loads
+        is_waiting = is_idle and bool(self.memory.disk.landings)
         if is_idle and (self._committer.num_under_way or not (is_waiting or self.memory.has_transfers)):
             return None
         record = self._committer.begin_step(step)
@@ -415,7 +415,7 @@ class Scheduler:
 
     def _awaits_commit(self, request: Request) -> bool:
         """Return whether a block that the request waits for is still being computed, or loaded."""
-        if self.memory.disk.is_loading(request):
+        if self.memory.disk.landings.of(request) is not None:
             return True
         frontier = self._awaited.get(request)
         if frontier is None or self.memory.is_being_computed(frontier):

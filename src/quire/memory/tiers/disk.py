@@ -22,8 +22,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final, NamedTuple
 
 from quire.core.errors import InvariantError
@@ -35,7 +34,8 @@ from quire.core.transfers import NO_TRANSFERS, BlockLoad, BlockStore, TransferOu
 from quire.memory.block_hash import root_key
 from quire.memory.block_pool import BlockPool
 from quire.memory.prefix import PrefixEntry, PrefixIndex
-from quire.memory.sequence import Frontier, PrefixMatch
+from quire.memory.sequence import PrefixMatch
+from quire.memory.tiers.landings import Landings, frontier_of
 from quire.memory.tiers.rates import LoadRates
 from quire.memory.tiers.slots import SlotBooks
 
@@ -61,20 +61,12 @@ class _Store(NamedTuple):
     slot: int
 
 
-@dataclass(slots=True)
-class _Landing:
-    """The loads of one request. `arriving`: blocks to come, by ticket; `held`: its blocks that are present."""
-
-    request: Request
-    arriving: dict[int, tuple[PrefixEntry, int, int]] = field(default_factory=dict)  # entry, group, block
-    held: list[int] = field(default_factory=list)
-
-
 class DiskTier:
-    """The books of the disk: slots, tickets, and blocks that are being loaded. Without slots, off from the start."""
+    """The books of the disk: slots, tickets, and loads (`landings`). Without slots, off from the start."""
 
     def __init__(self, spec: KVCacheSpec, num_slots: int, write: str, index: PrefixIndex, pool: BlockPool) -> None:
         self.slots = SlotBooks(num_slots, len(spec.groups))
+        self.landings = Landings(self.slots, pool)
         self.rates = LoadRates()
         self.has_slots = self.is_on = num_slots > 0
         self.stores_all = write == "always"
@@ -92,10 +84,6 @@ class DiskTier:
         self._is_asked = False
         self.num_asked = 0
         """Plans in a row that asked for ended tickets and got none."""
-        self._landings: dict[Request, _Landing] = {}
-        self._frontiers: Counter[Frontier] = Counter()  # blocks that are being loaded
-        self._attempted: dict[Request, int] = {}  # how many leading blocks of a prompt loads have covered
-        self._arrived: dict[Request, tuple[int, int]] = {}  # the blocks that came from disk: the first, and the end
         self._next_loads: list[BlockLoad] = []
         self._next_stores: list[BlockStore] = []
         self._next_voids = array("i")
@@ -216,12 +204,12 @@ class DiskTier:
 
         A store in flight is carried out, and a later plan voids its slot. Loads in flight are abandoned.
         """
-        for landing in list(self._landings.values()):
+        for landing in self.landings:
             for ticket in [ticket for ticket, arriving in landing.arriving.items() if arriving[0] is entry]:
                 self._next_drops.append(ticket)
-                self._end_ticket(landing, ticket, has_arrived=False)
+                self.landings.end_ticket(landing, ticket, has_arrived=False)
             if not landing.arriving:
-                self._end_landing(landing)
+                self.landings.end(landing)
         for ticket, store in list(self._stores.items()):
             if store.entry is entry:
                 del self._stores[ticket]
@@ -244,9 +232,9 @@ class DiskTier:
     def start_load(self, request: Request, match: PrefixMatch, usable: Usable) -> bool:
         """Start loading blocks beyond a match; False if the disk has none, or if loading does not pay. Mutates."""
         first, num_groups = len(match.entries), len(self._spec.groups)
-        if not self.is_on or len(match.known) <= first or first < self._attempted.get(request, 0):
+        if not self.is_on or len(match.known) <= first or first < self.landings.num_attempted(request):
             return False
-        room = self._max_landing - sum(len(landing.arriving) for landing in self._landings.values())
+        room = self._max_landing - self.landings.num_blocks
         known = match.known[: first + room // num_groups]
         writing = {store.slot for store in self._stores.values()}
         reach = usable([_places(entry, writing) for entry in known], len(request.tokens))
@@ -260,7 +248,7 @@ class DiskTier:
         ]
         wanted = [(entry, group) for entry, group in needed if _in_memory(entry, group) == NO_BLOCK]
         # Another request may be loading some of these, if the host has evicted an earlier block: load no block twice.
-        if not wanted or any(self.is_landing(_frontier(entry)) for entry, _ in wanted):
+        if not wanted or any(self.landings.awaits(frontier_of(entry)) for entry, _ in wanted):
             return False
         if not self.rates.pays(len(wanted), end - match.num_tokens):
             self.counts["not worth loading"] += 1
@@ -273,66 +261,35 @@ class DiskTier:
         if blocks is None:
             self._pool.unshare_all(reversed(present))
             return False
-        self._attempted[request] = reach
-        self._land(request, first, wanted, blocks, present)
+        landing = self.landings.begin(request, first, reach, present)
+        for (entry, group), block_id in zip(wanted, blocks, strict=True):
+            ticket = self._new_ticket()
+            self.landings.add(landing, ticket, entry, group, block_id)
+            self._next_loads.append(BlockLoad(ticket, self.slots.slot(entry, group), block_id, group))
         self._next_patience_us = max(self._next_patience_us, self.rates.patience_us(end - match.num_tokens))
         return True
 
-    def _land(
-        self,
-        request: Request,
-        first: int,
-        wanted: list[tuple[PrefixEntry, int]],
-        blocks: list[int],
-        present: list[int],
-    ) -> None:
-        landing = self._landings[request] = _Landing(request, held=present)
-        begun = self._arrived.get(request, (first, first))[0]
-        self._arrived[request] = begun, begun
-        for (entry, group), block_id in zip(wanted, blocks, strict=True):
-            ticket = self._new_ticket()
-            landing.arriving[ticket] = entry, group, block_id
-            self._frontiers[_frontier(entry)] += 1
-            self.slots.touch(entry)
-            self.slots.pin(entry)
-            slot = self.slots.slot(entry, group)
-            self._next_loads.append(BlockLoad(ticket, slot, block_id, group))
-
-    def is_loading(self, request: Request) -> bool:
-        """Return whether blocks of a request are being loaded. Does not mutate; O(1)."""
-        return request in self._landings
-
-    def is_landing(self, frontier: Frontier) -> bool:
-        """Return whether the block after an entry is being loaded. Does not mutate; O(1)."""
-        return bool(self._frontiers) and frontier in self._frontiers
-
-    @property
-    def has_loads(self) -> bool:
-        """Whether any block is being loaded."""
-        return bool(self._landings)
-
     def give_up_loads(self, request: Request | None = None) -> bool:
         """Abandon the loads of a request, or all loads; return whether there were any. Mutates."""
-        landings = list(self._landings.values()) if request is None else [self._landings.get(request)]
+        landings = list(self.landings) if request is None else [self.landings.of(request)]
         for landing in landings:
             if landing is None:
                 continue
             for ticket in list(landing.arriving):
                 self._next_drops.append(ticket)
-                self._end_ticket(landing, ticket, has_arrived=False)
+                self.landings.end_ticket(landing, ticket, has_arrived=False)
             self.counts["given up"] += 1
-            self._end_landing(landing)
+            self.landings.end(landing)
         return any(landing is not None for landing in landings)
 
     def end_loads(self, request: Request) -> None:
         """End the loads of a request, because it runs or has ended. Mutates."""
         self.give_up_loads(request)
-        self._attempted.pop(request, None)
-        self._arrived.pop(request, None)
+        self.landings.forget(request)
 
     def note_hits(self, request: Request, num_tokens: int) -> int:
         """Return how many of the leading tokens were loaded from disk for this request, and count them. Mutates."""
-        first, last = self._arrived.get(request, (0, 0))
+        first, last = self.landings.arrived(request)
         size = self._spec.block_size
         num_hit = max(0, min(num_tokens, last * size) - first * size)
         self.num_hit_tokens += num_hit
@@ -349,10 +306,10 @@ class DiskTier:
         num_loaded = 0
         for ticket in outcome.done:
             self._num_failures = 0
-            landing = self._landing_of(ticket)
+            landing = self.landings.with_ticket(ticket)
             if landing is not None:
                 num_loaded += 1
-                self._end_ticket(landing, ticket, has_arrived=True)
+                self.landings.end_ticket(landing, ticket, has_arrived=True)
             elif ticket in self._stores:
                 self.counts["stored"] += 1
                 self.slots.unpin(self._stores.pop(ticket).entry)
@@ -360,18 +317,19 @@ class DiskTier:
         self.rates.note_loads(num_loaded, outcome.load_us)
         for ticket, reason in outcome.undone.items():
             self._note_undone(ticket, reason)
-        for landing in [landing for landing in self._landings.values() if not landing.arriving]:
-            self._end_landing(landing)
+        for landing in self.landings:
+            if not landing.arriving:
+                self.landings.end(landing)
         if outcome.done or outcome.undone:
             self.num_asked = 0
         self._store_more()
 
     def _note_undone(self, ticket: int, reason: str) -> None:
         self.counts[reason] += 1
-        landing = self._landing_of(ticket)
+        landing = self.landings.with_ticket(ticket)
         if landing is not None:
             entry, group, _ = landing.arriving[ticket]
-            self._end_ticket(landing, ticket, has_arrived=False)
+            self.landings.end_ticket(landing, ticket, has_arrived=False)
             if reason == "damaged":
                 slot = self.slots.release(entry, group)
                 if slot != NO_BLOCK:
@@ -390,29 +348,6 @@ class DiskTier:
                 self.is_on = False
                 self._backlog.clear()
                 self.give_up_loads()
-
-    def _landing_of(self, ticket: int) -> _Landing | None:
-        return next((landing for landing in self._landings.values() if ticket in landing.arriving), None)
-
-    def _end_ticket(self, landing: _Landing, ticket: int, *, has_arrived: bool) -> None:
-        entry, group, block_id = landing.arriving.pop(ticket)
-        frontier = _frontier(entry)
-        self._frontiers[frontier] -= 1
-        if not self._frontiers[frontier]:
-            del self._frontiers[frontier]
-        self.slots.unpin(entry)
-        if not has_arrived or not entry.attached or entry.block_ids[group] != NO_BLOCK:
-            self._pool.free(block_id)
-            return
-        self._pool.publish(block_id, entry, landing.request, group=group)
-        landing.held.append(block_id)
-
-    def _end_landing(self, landing: _Landing) -> None:
-        """End the loads of a request: its blocks become cached, so that the last one is evicted first. Mutates."""
-        del self._landings[landing.request]
-        begun, _ = self._arrived.get(landing.request, (0, 0))
-        self._arrived[landing.request] = begun, self._attempted.get(landing.request, begun)
-        self._pool.free_all(reversed(landing.held))
 
     @property
     def is_storing(self) -> bool:
@@ -454,7 +389,7 @@ class DiskTier:
         return {
             "num_disk_slots": self.slots.num_slots,
             "num_kept_blocks": self.slots.num_held,
-            "num_landing_blocks": self.num_landing,
+            "num_landing_blocks": self.landings.num_blocks,
             "disk_is_off": self.has_slots and not self.is_on,
             "disk_hit_tokens_total": self.num_hit_tokens,
             "disk_blocks": dict(self.counts),
@@ -462,34 +397,14 @@ class DiskTier:
             "load_us": self.rates.block_us or 0.0,
         }
 
-    @property
-    def num_landing(self) -> int:
-        """Blocks of the device that wait for their bytes."""
-        return sum(len(landing.arriving) for landing in self._landings.values())
-
-    def held_blocks(self) -> Iterator[int]:
-        """Walk the blocks of the device that loads hold."""
-        for landing in self._landings.values():
-            yield from landing.held
-            yield from (block_id for _, _, block_id in landing.arriving.values())
-
     def check(self) -> None:
         """Raise `InvariantError` unless slots, tickets and entries agree."""
         self.slots.check()
-        frontiers: Counter[Frontier] = Counter()
-        pins: Counter[PrefixEntry] = Counter()
-        for landing in self._landings.values():
-            for entry, group, _ in landing.arriving.values():
-                frontiers[_frontier(entry)] += 1
-                pins[entry] += 1
-                if self.slots.slot(entry, group) == NO_BLOCK:
-                    raise InvariantError("a block is being loaded from a slot that its entry lost")
+        pins = self.landings.check()
         for store in self._stores.values():
             pins[store.entry] += 1
             if self.slots.slot(store.entry, store.group) != store.slot:
                 raise InvariantError("a block is written to a slot that its entry lost")
-        if frontiers != self._frontiers:
-            raise InvariantError("the blocks being loaded differ from the awaited ones")
         for entry in self.slots.entries():
             if entry.kept is not None and entry.kept.num_pins != pins[entry]:
                 raise InvariantError("an entry is pinned by no transfer, or a transfer does not pin its entry")
@@ -510,11 +425,3 @@ def _in_memory(entry: PrefixEntry, group: int) -> int:
     """Return the block of an entry on the device, or else on the host."""
     block_id = entry.block_ids[group]
     return block_id if block_id != NO_BLOCK or entry.host_ids is None else entry.host_ids[group]
-
-
-def _frontier(entry: PrefixEntry) -> Frontier:
-    """Return the frontier at which requests wait for the block of an entry."""
-    parent = entry.parent
-    if parent is None:
-        raise InvariantError("a root has no block")
-    return (parent.key if parent.parent is None else parent), entry.key
