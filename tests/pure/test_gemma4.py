@@ -16,18 +16,16 @@ from quire.serve.reader import AnswerReader, ReadAnswer
 from quire.serve.reasoning import GEMMA4 as REASONING
 from quire.serve.reasoning import create_reasoning_format
 from quire.serve.tools import create_tool_format
-from quire.serve.tools.base import Arguments, CallBegun, Event, Reasoning, Text, Thinking, Tool, merged
+from quire.serve.tools.base import Arguments, CallBegun, Reasoning, Text, Thinking, Tool, merged
 from quire.serve.tools.bracket_calls import MAX_KEY_LENGTH
 from quire.serve.tools.gemma4 import CLOSER, GEMMA4, OPENER
 from quire.serve.tools.gemma4_values import KEY, QUOTE, in_order
 from quire.serve.tools.rules import make_mark
+from support.bracket_calls import ARGUMENTS, GEMMA4_CALLS, TOOLS
 from support.gemma4_template import LARGE, SMALL
-from support.growth import is_linear
 from support.pieces import cut, parsed
 
-TOOLS = [Tool("weather", {}), Tool("now", {})]
-CALL = f"{OPENER}call:weather{{city:{QUOTE}Rome{QUOTE},days:[1,2.5,true],place:{{x:null}}}}{CLOSER}"
-ARGUMENTS = '{"city": "Rome", "days": [1, 2.5, true], "place": {"x": null}}'
+CALL, read, events_of = GEMMA4_CALLS.call, GEMMA4_CALLS.read, GEMMA4_CALLS.events_of
 
 
 def written(value: Any) -> str:
@@ -41,54 +39,7 @@ def written(value: Any) -> str:
     return json.dumps(value)
 
 
-def events_of(pieces: list[str]) -> list[Event]:
-    return parsed(GEMMA4.parser(TOOLS), pieces)
-
-
-def read(text: str) -> ReadAnswer:
-    return ReadAnswer.of(events_of([text]))
-
-
 # ---- calls ----------------------------------------------------------------------------------------------------------
-
-BITS = st.sampled_from(
-    [
-        *(OPENER, CLOSER, QUOTE, "call:", "weather", "now", "{", "}", "[", "]", ",", ":", "a:", "<", "<|", "|>", '"'),
-        *(
-            " ",
-            "\n",
-            "\\",
-            "5",
-            "-1.5",
-            "true",
-            "null",
-            "é",
-            "no",
-            CALL,
-            f"{OPENER}call:weather{{",
-            f"{OPENER}call:now",
-        ),
-        *(f"{QUOTE}Rome{QUOTE}", "x" * MAX_KEY_LENGTH),
-    ]
-)
-
-
-@given(data=st.data(), text=st.lists(BITS, max_size=20).map("".join))
-def test_pieces_may_be_cut_anywhere(data: st.DataObject, text: str) -> None:
-    found = events_of([text])
-    assert events_of(cut(data.draw, text)) == events_of(list(text)) == found
-    if not any(isinstance(event, CallBegun) for event in found):
-        assert all(isinstance(event, Text) for event in found)
-        assert text.startswith("".join(event.text for event in found if isinstance(event, Text)))
-
-
-@given(text=st.lists(BITS, max_size=20).map("".join))
-def test_whatever_follows_a_call_its_arguments_are_json_if_the_text_goes_on(text: str) -> None:
-    """A call that breaks off is the only one whose arguments are not complete."""
-    calls = read(f"{text}{CLOSER}{CLOSER} Done.").calls
-    for call in calls[:-1]:
-        assert isinstance(json.loads(call.arguments), dict)
-
 
 TEXTS = st.text().filter(lambda text: QUOTE not in text)
 KEYS = st.from_regex(KEY, fullmatch=True)
@@ -146,43 +97,6 @@ def test_what_else_a_model_may_write(arguments: str, value: dict[str, Any]) -> N
     assert json.loads(call.arguments) == value
 
 
-def test_a_call_that_breaks_off() -> None:
-    """It is dropped before its arguments begin; after that it is returned as far as it got."""
-    begins = CALL.index("{") + 1
-    for length in range(len(OPENER), len(CALL)):
-        answer = read(CALL[:length])
-        assert answer.text is None
-        assert [call.name for call in answer.calls] == ["weather"] * (length >= begins)
-        assert all(ARGUMENTS.startswith(call.arguments) for call in answer.calls)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        f"{OPENER}call:other{{}}{CLOSER}",
-        f"{OPENER}now{{}}{CLOSER}",
-        f"{OPENER}call:now(){CLOSER}",
-        f'{OPENER}{{"name": "now", "arguments": {{}}}}{CLOSER}',
-        "So: call:now{}",
-        "call:other{}",
-        "call:now",
-        "cal",
-        f"{OPENER}{CLOSER}",
-    ],
-)
-def test_what_is_no_call_is_text(text: str) -> None:
-    assert events_of([text]) == [Text(text)]
-    assert [call.name for call in read(f"{text}\n{CALL}").calls] == ["weather"]
-
-
-@pytest.mark.parametrize("space", ["", "\n"])
-@pytest.mark.parametrize("end", ["", CLOSER, CLOSER + CALL])
-def test_the_first_call_may_lack_its_mark(space: str, end: str) -> None:
-    answer = read(f"{space}call:now{{a:1}}{end}")
-    assert (answer.text, [call.name for call in answer.calls]) == (None, ["now", "weather"][: 1 + end.endswith(CALL)])
-    assert read(f"{CALL}call:now{{}}").text == "call:now{}"
-
-
 @pytest.mark.parametrize(
     ("wrong", "arguments", "rest"),
     [
@@ -213,25 +127,6 @@ def test_much_nesting_is_read_without_recursion() -> None:
         assert read(text).text is None
     [call] = read(f"{OPENER}call:now{{a:{'[' * 20_000},").calls
     assert call.arguments.endswith("]" * 20_000 + "}")
-
-
-HOSTILE = (
-    lambda size: (OPENER + "call:") * (size // 17),
-    lambda size: f"{OPENER}call:now{' ' * size}",
-    lambda size: f"{OPENER}call:now{{a:{'[' * size}",
-    lambda size: f"{OPENER}call:now{{a:{'5' * size}",
-    lambda size: f"{OPENER}call:now{{a:{QUOTE}{QUOTE[:-1] * (size // 4)}",
-    lambda size: f"{OPENER}call:now{{a:1{' ' * size}",
-    lambda size: f"{OPENER}call:now{{a:1,{' ' * size}",
-    lambda size: (f"{OPENER}call:now{{{'k' * 200}") * (size // 220),
-    lambda size: (f"{OPENER}call:now{{a:1 b}}") * (size // 24),
-)
-
-
-@pytest.mark.parametrize("make", HOSTILE)
-def test_no_text_takes_quadratic_time(make: Any) -> None:
-    assert is_linear(lambda size: events_of([make(size)]), 20_000)
-    assert is_linear(lambda size: events_of(list(make(size))), 4_000)
 
 
 # ---- schemas --------------------------------------------------------------------------------------------------------

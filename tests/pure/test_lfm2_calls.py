@@ -16,54 +16,18 @@ from quire.engine.text.client_text import from_client, owners_of
 from quire.serve.reader import AnswerReader, ReadAnswer
 from quire.serve.reasoning import THINK
 from quire.serve.tools import create_tool_format
-from quire.serve.tools.base import Arguments, CallBegun, Conversation, Event, Text, Thinking, Tool
+from quire.serve.tools.base import Arguments, CallBegun, Conversation, Thinking, Tool
 from quire.serve.tools.bracket_calls import MAX_KEY_LENGTH
 from quire.serve.tools.lfm2 import CLOSER, KEY, LFM2, OPENER
 from quire.serve.tools.rules import make_mark
-from support.growth import is_linear
+from support.bracket_calls import ARGUMENTS, LFM2_CALLS, TOOLS
 from support.lfm2_templates import FIRST, THINKS
-from support.pieces import cut, parsed
+from support.pieces import cut
 
-TOOLS = [Tool("weather", {}), Tool("now", {})]
-CALL = f"{OPENER}[weather(city=\"Rome\", days=[1, 2.5, True], place={{'x': None}})]{CLOSER}"
-ARGUMENTS = '{"city": "Rome", "days": [1, 2.5, true], "place": {"x": null}}'
-
-
-def events_of(pieces: list[str]) -> list[Event]:
-    return parsed(LFM2.parser(TOOLS), pieces)
-
-
-def read(text: str) -> ReadAnswer:
-    return ReadAnswer.of(events_of([text]))
+CALL, read, events_of = LFM2_CALLS.call, LFM2_CALLS.read, LFM2_CALLS.events_of
 
 
 # ---- calls ----------------------------------------------------------------------------------------------------------
-
-BITS = st.sampled_from(
-    [
-        *(OPENER, CLOSER, "weather", "now", "{", "}", "[", "]", "(", ")", ",", ":", "=", "a=", "<", "<|", "|>", '"'),
-        *("'", " ", "\n", "\\", "u00e9", "x4", "5", "-1.5", "True", "null", "é", "no", CALL, f"{OPENER}[weather("),
-        *(f"{OPENER}now(", "'Rome'", "'a': ", "x" * 2 * MAX_KEY_LENGTH),
-    ]
-)
-
-
-@given(data=st.data(), text=st.lists(BITS, max_size=20).map("".join))
-def test_pieces_may_be_cut_anywhere(data: st.DataObject, text: str) -> None:
-    found = events_of([text])
-    assert events_of(cut(data.draw, text)) == events_of(list(text)) == found
-    if not any(isinstance(event, CallBegun) for event in found):
-        assert all(isinstance(event, Text) for event in found)
-        assert text.startswith("".join(event.text for event in found if isinstance(event, Text)))
-
-
-@given(text=st.lists(BITS, max_size=20).map("".join))
-def test_whatever_follows_a_call_its_arguments_are_json_if_the_text_goes_on(text: str) -> None:
-    """A call that breaks off is the only one whose arguments are not complete."""
-    calls = read(f"{text}{CLOSER}{CLOSER} Done.").calls
-    for call in calls[:-1]:
-        assert isinstance(json.loads(call.arguments), dict)
-
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -133,44 +97,6 @@ def test_what_else_a_model_may_write(arguments: str, value: dict[str, Any]) -> N
     assert json.loads(call.arguments) == value
 
 
-def test_a_call_that_breaks_off() -> None:
-    """It is dropped before its arguments begin; after that it is returned as far as it got."""
-    begins = CALL.index("(") + 1
-    for length in range(len(OPENER), len(CALL)):
-        answer = read(CALL[:length])
-        assert answer.text is None
-        assert [call.name for call in answer.calls] == ["weather"] * (length >= begins)
-        assert all(ARGUMENTS.startswith(call.arguments) for call in answer.calls)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        f"{OPENER}[other()]{CLOSER}",
-        f"{OPENER}[now{{}}]{CLOSER}",
-        f'{OPENER}[{{"name": "now", "arguments": {{}}}}]{CLOSER}',
-        "So: [now()]",
-        "[now](url) and [other(a=1)]",
-        "[other()]",
-        "[now",
-        "[",
-        f"{OPENER}{CLOSER}",
-        f"{OPENER}[]{CLOSER}",
-    ],
-)
-def test_what_is_no_call_is_text(text: str) -> None:
-    assert events_of([text]) == [Text(text)]
-    assert [call.name for call in read(f"{text}\n{CALL}").calls] == ["weather"]
-
-
-@pytest.mark.parametrize("space", ["", "\n"])
-@pytest.mark.parametrize("end", ["", CLOSER, CLOSER + CALL])
-def test_the_first_list_may_lack_its_mark(space: str, end: str) -> None:
-    answer = read(f"{space}[now(a=1)]{end}")
-    assert (answer.text, [call.name for call in answer.calls]) == (None, ["now", "weather"][: 1 + end.endswith(CALL)])
-    assert read(f"{CALL}[now()]").text == "[now()]"
-
-
 @pytest.mark.parametrize(
     ("wrong", "arguments", "rest"),
     [
@@ -202,27 +128,6 @@ def test_much_nesting_is_read_without_recursion() -> None:
         [call] = read(text + ("1" if opener != "[" else "") + closer * 20_000 + f")]{CLOSER}").calls
         assert call.arguments.endswith(closer * 20_000 + "}")
         assert read(text).text is None
-
-
-HOSTILE = (
-    lambda size: (OPENER + "[") * (size // 20),
-    lambda size: f"{OPENER}[now{' ' * size}",
-    lambda size: f"{OPENER}[now(a={'[' * size}",
-    lambda size: f"{OPENER}[now(a={'5' * size}",
-    lambda size: f"{OPENER}[now(a='{chr(92) * size}",
-    lambda size: f"{OPENER}[now(a='{f'{chr(92)}u00e' * (size // 5)}",
-    lambda size: f"{OPENER}[now(a=1{' ' * size}",
-    lambda size: f"{OPENER}[now(a=1,{' ' * size}",
-    lambda size: f"{OPENER}[{'now(),' * (size // 6)}",
-    lambda size: (f"{OPENER}[now({'k' * 200}") * (size // 222),
-    lambda size: (f"{OPENER}[now(a='' b)") * (size // 32),
-)
-
-
-@pytest.mark.parametrize("make", HOSTILE)
-def test_no_text_takes_quadratic_time(make: Any) -> None:
-    assert is_linear(lambda size: events_of([make(size)]), 20_000)
-    assert is_linear(lambda size: events_of(list(make(size))), 4_000)
 
 
 # ---- schemas --------------------------------------------------------------------------------------------------------

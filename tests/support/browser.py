@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -96,6 +97,7 @@ class Browser:
         os.close(to_read)
         os.close(to_write)
         self._rest = b""
+        self._messages = deque[bytes]()  # read, and not yet taken
         self._last_id = 0
         self.listeners: dict[str, Callable[[str, Mapping[str, Any]], None]] = {}  # by the id of a session
 
@@ -115,13 +117,15 @@ class Browser:
                 return found["result"]
 
     def _take(self) -> dict[str, Any]:
-        while b"\0" not in self._rest:
-            piece = os.read(self._read, 1 << 20)
-            if not piece:
+        pieces = [self._rest]
+        while not self._messages:
+            pieces.append(os.read(self._read, 1 << 20))
+            if not pieces[-1]:
                 raise RuntimeError("the browser has ended")
-            self._rest += piece
-        data, _, self._rest = self._rest.partition(b"\0")
-        message: dict[str, Any] = json.loads(data)
+            if b"\0" in pieces[-1]:
+                *whole, self._rest = b"".join(pieces).split(b"\0")
+                self._messages.extend(whole)
+        message: dict[str, Any] = json.loads(self._messages.popleft())
         if "method" in message:
             listener = self.listeners.get(message.get("sessionId", ""))
             if listener is not None:
