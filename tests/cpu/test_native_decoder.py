@@ -5,7 +5,6 @@ Bits are compared within one instruction set, for each one that this machine has
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,11 +16,11 @@ from quire.compute.native import NativeSettings
 from quire.compute.native.load import kernels_for
 from quire.compute.worker.cache_engine import POISON
 from quire.core.errors import InvalidConfigError
-from quire.core.step import NO_BLOCK, BlockCopy, BlockMove
+from quire.core.step import BlockCopy, BlockMove
 from support.native_runs import FLOAT32, NativeRun
 from support.reference_runs import Logits, ReferenceRun
 from support.spec_models import SPECS, WITHOUT_LATENTS, write_spec_model
-from support.step_plans import Work
+from support.step_plans import Work, shuffled
 from support.tiny_checkpoint import write_tiny_qwen3
 
 LENGTH = 150  # three tiles of 64
@@ -109,12 +108,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
     return Models(tmp_path_factory.mktemp("models"))
 
 
-def shuffled(count: int) -> list[int]:
-    blocks = list(range(count))
-    random.Random(0).shuffle(blocks)
-    return blocks
-
-
 @pytest.mark.parametrize("instruction_set", _native.kernel_names())
 @pytest.mark.parametrize("model", MODELS)
 def test_logits_are_those_of_the_reference(model: str, instruction_set: str, models: Models) -> None:
@@ -191,16 +184,8 @@ def test_blocks_that_were_copied_or_swapped_give_the_same_bits(machine: NativeSe
 
 def test_blocks_behind_a_window_are_not_read(machine: NativeSettings, models: Models) -> None:
     run = models.run("windows", machine)
-    run.driver.open(0, TOKENS)
-    groups = run.driver.spec.groups
-    assert [group.window for group in groups] == [None, 20, 20]
-    start = 0
-    for count in (40, 1, 60, 30, 19):
-        for group, table in enumerate(groups):
-            for index in range(table.first_needed(start) // 16):
-                run.driver.set_block(0, group, index, NO_BLOCK)
-        run.step(Work(0, start, count))
-        start += count
+    assert [group.window for group in run.driver.spec.groups] == [None, 20, 20]
+    run.prefill_behind_windows(0, TOKENS, (40, 1, 60, 30, 19))
     assert run.bits(0, LENGTH) == models.bits("windows", machine)
 
 

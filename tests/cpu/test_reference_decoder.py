@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import subprocess
 import sys
 from functools import cache
@@ -15,11 +14,10 @@ import pytest
 
 from quire.compute.models import read_model
 from quire.compute.models.source import ModelFolder
-from quire.core.step import NO_BLOCK
 from support.dense_oracle import DenseOracle
 from support.reference_runs import ReferenceRun
 from support.spec_models import SPECS, write_spec_model
-from support.step_plans import Work
+from support.step_plans import Work, shuffled
 from support.tiny_checkpoint import tiny_qwen3_config, tiny_qwen3_tensors, write_tiny_qwen3
 
 LENGTH = 150  # three tiles of 64
@@ -46,12 +44,6 @@ def whole(model: str) -> bytes:
         run = make_run(Path(folder), model)
         run.prefill(0, TOKENS)
     return run.bits(0, LENGTH)
-
-
-def shuffled(count: int) -> list[int]:
-    blocks = list(range(count))
-    random.Random(0).shuffle(blocks)
-    return blocks
 
 
 @pytest.mark.parametrize("model", SPECS)
@@ -142,16 +134,8 @@ def test_chunks_and_batches_leave_the_bits_alone(model: str, tmp_path: Path) -> 
 
 def test_blocks_behind_a_window_are_not_read(tmp_path: Path) -> None:
     run = make_run(tmp_path, "windows", block_size=8)
-    run.driver.open(0, TOKENS)
-    groups = run.driver.spec.groups
-    assert [group.window for group in groups] == [None, 20, 20]
-    start = 0
-    for count in (40, 1, 60, 30, 19):
-        for group, table in enumerate(groups):
-            for index in range(table.first_needed(start) // 8):
-                run.driver.set_block(0, group, index, NO_BLOCK)
-        run.step(Work(0, start, count))
-        start += count
+    assert [group.window for group in run.driver.spec.groups] == [None, 20, 20]
+    run.prefill_behind_windows(0, TOKENS, (40, 1, 60, 30, 19))
     assert run.bits(0, LENGTH) == whole("windows")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from quire.compute.torch.settings import TorchSettings
 from quire.core.step import NO_BLOCK, BlockCopy, BlockMove
 from support.reference_runs import ReferenceRun
 from support.spec_models import ON_TORCH, SPECS, write_spec_model
-from support.step_plans import Work
+from support.step_plans import Work, shuffled
 from support.tiny_checkpoint import write_tiny_qwen3
 from support.torch_runs import FLOAT32, TorchRun
 
@@ -87,12 +86,6 @@ def each_case(models: Sequence[str]) -> pytest.MarkDecorator:
 
 def logits_of(run: ReferenceRun, row: int = 0) -> np.ndarray:
     return np.stack([run.logits[row, position] for position in range(LENGTH)])
-
-
-def shuffled(count: int) -> list[int]:
-    blocks = list(range(count))
-    random.Random(0).shuffle(blocks)
-    return blocks
 
 
 @pytest.mark.parametrize("model", MODELS)

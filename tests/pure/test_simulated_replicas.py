@@ -26,7 +26,7 @@ from quire.simulate.workload.conversations import Conversations, Turns
 from quire.simulate.workload.drawn import DrawnPrompts, SharedPrefixes, drawn_requests
 from quire.simulate.workload.lengths import UniformLengths
 from quire.simulate.workload.offered import OfferedRequest, OpenLoop, RequestSource
-from support.simulated_engines import SMALL, Answers
+from support.simulated_engines import SMALL, Answers, draw_requests
 
 LARGE = EngineSetup(
     KVCacheSpec(16, 1, 8, "float32", (KVGroup((0,)),)),
@@ -96,15 +96,6 @@ def test_late_and_lost_reports_cost_little() -> None:
 # ---- faults ---------------------------------------------------------------------------------------------------------
 
 
-def requests_for(rng: random.Random) -> list[OfferedRequest]:
-    prefixes = [array("i", [rng.randrange(9) for _ in range(rng.choice([0, 8, 24]))]) for _ in range(3)]
-    times = sorted(rng.uniform(0.0, 60.0) for _ in range(rng.randint(1, 30)))
-    return [
-        OfferedRequest(f"r{number}", due_s, rng.choice(prefixes) + array("i", [number, 3]), rng.randint(1, 30))
-        for number, due_s in enumerate(times)
-    ]
-
-
 def draw_setup(rng: random.Random) -> EngineSetup:
     scheduler = replace(SMALL.scheduler, max_steps_under_way=rng.choice([1, 2]))
     memory = replace(
@@ -120,7 +111,7 @@ def draw_setup(rng: random.Random) -> EngineSetup:
 @given(seed=st.integers(0, 1 << 32), policy=st.sampled_from(ROUTERS), num_replicas=st.integers(1, 3))
 def test_texts_are_the_same_whatever_happens_to_replicas(seed: int, policy: str, num_replicas: int) -> None:
     rng = random.Random(seed)
-    setup, requests = draw_setup(rng), requests_for(rng)
+    setup, requests = draw_setup(rng), draw_requests(rng)
     whole, faulty = Answers(requests), Answers(requests)
     Simulation([PagedEngine(setup)], whole).run()
     faults = tuple(

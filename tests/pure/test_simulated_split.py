@@ -20,7 +20,7 @@ from quire.simulate.result import SimulationResult
 from quire.simulate.simulation import Simulation
 from quire.simulate.split import ReceivedCost, Split
 from quire.simulate.workload.offered import OfferedRequest, OpenLoop
-from support.simulated_engines import SMALL, Answers
+from support.simulated_engines import SMALL, Answers, draw_requests
 
 
 def simulate(
@@ -31,15 +31,6 @@ def simulate(
     engines = [PagedEngine(replace(setup, cost=cost)) for cost in costs]
     router = Router(setup.spec.block_size, b"", policy)
     return Simulation(engines, source, router=router, plan=split or NO_FAULTS).run()
-
-
-def draw_requests(rng: random.Random) -> list[OfferedRequest]:
-    prefixes = [array("i", [rng.randrange(9) for _ in range(rng.choice([0, 8, 24]))]) for _ in range(3)]
-    times = sorted(rng.uniform(0.0, 60.0) for _ in range(rng.randint(1, 30)))
-    return [
-        OfferedRequest(f"r{number}", due_s, rng.choice(prefixes) + array("i", [number, 3]), rng.randint(1, 30))
-        for number, due_s in enumerate(times)
-    ]
 
 
 @settings(max_examples=60, deadline=None)

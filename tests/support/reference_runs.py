@@ -21,7 +21,7 @@ from quire.compute.weights.stacked import unstacked
 from quire.compute.worker.cache_engine import CacheEngine
 from quire.compute.worker.model_runner import StepInputs, StepOutputs
 from quire.compute.worker.worker import Worker
-from quire.core.step import BlockCopy, BlockMove, StepResult
+from quire.core.step import NO_BLOCK, BlockCopy, BlockMove, StepResult
 from support.step_plans import PlanDriver, Work
 
 Logits = NDArray[np.float32]
@@ -115,6 +115,17 @@ class ReferenceRun:
     def decode(self, row: int, start: int, count: int) -> list[int]:
         """Compute `count` tokens one after another, the first at position `start`."""
         return [self.step(Work(row, start + i, 1, 1)).tokens[0] for i in range(count)]
+
+    def prefill_behind_windows(self, row: int, tokens: list[int], chunks: Sequence[int]) -> None:
+        """Compute tokens in chunks; blocks that have left a window leave the table first."""
+        self.driver.open(row, tokens)
+        start = 0
+        for count in chunks:
+            for group, each in enumerate(self.driver.spec.groups):
+                for index in range(each.first_needed(start) // self.driver.spec.block_size):
+                    self.driver.set_block(row, group, index, NO_BLOCK)
+            self.step(Work(row, start, count))
+            start += count
 
     def bits(self, row: int, length: int) -> bytes:
         """Return the logits of a row's first positions, as bytes."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from array import array
 from collections.abc import Sequence
 
@@ -29,3 +30,13 @@ class Answers(OpenLoop):
     def ended(self, request_id: str, output: array[int], now_s: float) -> None:
         assert request_id not in self.texts
         self.texts[request_id] = output.tolist()
+
+
+def draw_requests(rng: random.Random) -> list[OfferedRequest]:
+    """Return requests with prefixes of up to three texts, at times within a minute."""
+    prefixes = [array("i", [rng.randrange(9) for _ in range(rng.choice([0, 8, 24]))]) for _ in range(3)]
+    times = sorted(rng.uniform(0.0, 60.0) for _ in range(rng.randint(1, 30)))
+    return [
+        OfferedRequest(f"r{number}", due_s, rng.choice(prefixes) + array("i", [number, 3]), rng.randint(1, 30))
+        for number, due_s in enumerate(times)
+    ]

@@ -6,6 +6,7 @@ which row computes how many tokens, and which physical blocks it holds.
 
 from __future__ import annotations
 
+import random
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -98,3 +99,10 @@ class PlanDriver:
             copies=tuple(copies),
             moves_in=tuple(moves_in),
         )
+
+
+def shuffled(count: int) -> list[int]:
+    """Return the numbers of blocks, in an order that is the same in each run."""
+    blocks = list(range(count))
+    random.Random(0).shuffle(blocks)
+    return blocks
