@@ -104,10 +104,10 @@ def test_single_requests_are_known() -> None:
 
 def test_memory_is_read_from_what_the_system_says(tmp_path: Path) -> None:
     status = tmp_path / "status"
-    status.write_text("VmHWM:\t 40 kB\nVmRSS:\t 30 kB\nRssAnon:\t 20 kB\nRssFile:\t 10 kB\n", encoding="utf-8")
+    status.write_text("VmHWM:\t 40 kB\nVmRSS:\t 30 kB\nRssFile:\t 10 kB\n", encoding="utf-8")
     memory = process_memory(status)
     assert memory is not None
-    assert (memory.peak, memory.resident, memory.anonymous, memory.of_files) == (40960, 30720, 20480, 10240)
+    assert (memory.peak, memory.resident, memory.of_files) == (40960, 30720, 10240)
     status.write_text("VmHWM:\t 40 kB\n", encoding="utf-8")
     assert process_memory(status) is None
     assert process_memory(tmp_path / "missing") is None

@@ -25,9 +25,10 @@ from quire.serve.frame import MAX_LOGGED_LENGTH, NO_ROUTE, OPEN_PATHS, Frame, an
 from quire.serve.host_names import MAX_LENGTH, allowed_name, name_of
 from quire.serve.hosts import Hosts, make_hosts, require_single
 from quire.serve.prometheus import render
-from quire.serve.services import Services, make_services
+from quire.serve.services import Services
 from quire.serve.tenants import ANYBODY
 from support.bare_server import FakeModel
+from support.only_model import make_services
 from support.prometheus_text import parse
 
 TRACE = b"00-" + b"a" * 32 + b"-" + b"b" * 16 + b"-01"

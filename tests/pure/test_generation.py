@@ -29,8 +29,8 @@ from quire.serve.prometheus import render
 from quire.serve.run.generation import Generation, Results, Step, TokenCounts, joined, prepare
 from quire.serve.run.prompts import truncated
 from quire.serve.run.request import GenerationRequest, RefusedPrompt, Truncation
-from quire.serve.services import make_services
 from quire.serve.tenants import ANYBODY
+from support.only_model import make_services
 from support.prometheus_text import Read, parse
 from support.scripted_model import Script, ScriptedModel, delta, ended, generation_of, model_of, spoken
 

@@ -27,8 +27,9 @@ from quire.serve.read.body import (
     read_json_body,
 )
 from quire.serve.read.body_budget import FREE_BYTES, BodyBudget, HeldBody
-from quire.serve.services import Services, make_services
+from quire.serve.services import Services
 from support.bare_server import FakeModel
+from support.only_model import make_services
 
 JSON = (b"content-type", b"application/json")
 
@@ -44,7 +45,7 @@ class Model(FakeModel):
 
 
 def services(**config: Any) -> Services:
-    return make_services(Model(), ServerConfig(**config), ManualClock())  # type: ignore[arg-type]
+    return make_services(Model(), ServerConfig(**config), ManualClock())
 
 
 def read(

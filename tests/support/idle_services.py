@@ -9,8 +9,9 @@ from quire.core.sampling_params import SamplingParams
 from quire.core.validate import RequestLimits
 from quire.engine.text.tokenizer import Tokenizer
 from quire.serve.config import ServerConfig
-from quire.serve.services import Services, make_services
+from quire.serve.services import Services
 from support.bare_server import FakeModel
+from support.only_model import make_services
 
 DEFAULTS = SamplingParams(temperature=0.6, top_p=0.95)
 LIMITS = RequestLimits(vocab_size=300, max_model_len=100, max_sequence_tokens=100, max_num_seqs=64)
@@ -32,4 +33,4 @@ class Model(FakeModel):
 
 
 def services(tokenizer: Tokenizer | None = None, **config: Any) -> Services:
-    return make_services(Model(tokenizer), ServerConfig(**config), ManualClock())  # type: ignore[arg-type]
+    return make_services(Model(tokenizer), ServerConfig(**config), ManualClock())

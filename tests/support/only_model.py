@@ -9,7 +9,12 @@ from quire.core.clock import Clock
 from quire.serve.config import ServerConfig
 from quire.serve.loading.model_set import ModelSet
 from quire.serve.loading.residency import Residency
-from quire.serve.services import make_services
+from quire.serve.services import Services, make_server_services, services_of
+
+
+def make_services(model: Any, config: ServerConfig, clock: Clock) -> Services:
+    """Return the services of a server's only model, which may be a fake one."""
+    return services_of(make_server_services(config, clock), model)
 
 
 def only_model(model: Any, config: ServerConfig, clock: Clock) -> ModelSet:

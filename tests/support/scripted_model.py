@@ -21,9 +21,10 @@ from quire.serve.config import ServerConfig
 from quire.serve.context import RequestContext
 from quire.serve.run.generation import Generation
 from quire.serve.run.request import GenerationRequest
-from quire.serve.services import Services, make_services
+from quire.serve.services import Services
 from quire.serve.tenants import ANYBODY
 from support.bare_server import FakeModel
+from support.only_model import make_services
 
 Script = Sequence[RequestDelta | Exception]
 
@@ -66,7 +67,7 @@ def generation_of(
     sampling = sampling or SamplingParams()
     clock = clock or ManualClock()
     model = ScriptedModel(scripts, tokenizer)
-    services: Services = make_services(model, ServerConfig(), clock)  # type: ignore[arg-type]
+    services: Services = make_services(model, ServerConfig(), clock)
     prompts = prompts or [[1, 2, 3]] * len(scripts)
     prepared = [
         PreparedRequest(Add(str(index), array("i", ids), sampling), "shown", None, sampling)

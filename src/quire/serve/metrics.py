@@ -23,7 +23,18 @@ from quire.core.granted import resident_bytes
 from quire.engine.records.stats import EngineStats, ModelState, ReplicaStats
 from quire.engine.text.tenant_pool import TenantPool
 from quire.serve.gate import Gate, Refusal
-from quire.serve.prometheus import Family, Histogram, Kind, Labels, Sample, by_label, counter, gauge, histogram
+from quire.serve.prometheus import (
+    Family,
+    Histogram,
+    Kind,
+    Labels,
+    Sample,
+    by_label,
+    by_outcome,
+    counter,
+    gauge,
+    histogram,
+)
 from quire.serve.read.body_budget import BodyBudget
 
 SHORT_S: Final = (
@@ -326,12 +337,8 @@ def _replica_families(stats: EngineStats) -> list[Family]:
             "Requests ended because engines died while computing them.",
             stats.at_fault_total,
         ),
-        by_label(
-            "quire_prefix_fetches_total",
-            "counter",
-            "Attempts to fetch a prefix from another engine, by outcome.",
-            "outcome",
-            {outcome.replace(" ", "_"): count for outcome, count in stats.fetches.items()},
+        by_outcome(
+            "quire_prefix_fetches_total", "Attempts to fetch a prefix from another engine, by outcome.", stats.fetches
         ),
         counter(
             "quire_prefix_fetched_blocks_total", "KV blocks fetched from other engines.", stats.fetched_blocks_total
@@ -351,13 +358,7 @@ def _disk_families(stats: EngineStats) -> list[Family]:
         gauge("quire_disk_blocks_landing", "KV blocks that wait for the disk.", stats.num_landing_blocks),
         gauge("quire_disk_off", "1 if the disk cache failed too often and is not used.", stats.disk_is_off),
         counter("quire_disk_hit_tokens_total", "Prompt tokens from disk.", stats.disk_hit_tokens_total),
-        by_label(
-            "quire_disk_blocks_total",
-            "counter",
-            "Blocks read from or written to disk, by outcome.",
-            "outcome",
-            {outcome.replace(" ", "_"): count for outcome, count in stats.disk_blocks.items()},
-        ),
+        by_outcome("quire_disk_blocks_total", "Blocks read from or written to disk, by outcome.", stats.disk_blocks),
     ]
 
 

@@ -62,6 +62,11 @@ def by_label(name: str, kind: Kind, text: str, label: str, values: Mapping[str, 
     return Family(name, kind, text, [Sample(value, ((label, key),)) for key, value in sorted(values.items())])
 
 
+def by_outcome(name: str, text: str, counts: Mapping[str, float]) -> Family:
+    """Return a counter for each outcome, whose words are joined by underscores."""
+    return by_label(name, "counter", text, "outcome", {key.replace(" ", "_"): count for key, count in counts.items()})
+
+
 @dataclass(slots=True)
 class Histogram:
     """Counts values in buckets, by their upper bounds.

@@ -115,11 +115,6 @@ def services_of(server: ServerServices, model: ReloadableModel) -> Services:
     )
 
 
-def make_services(model: ReloadableModel, config: ServerConfig, clock: Clock) -> Services:
-    """Return the services of a server's only model; raises like `make_server_services`. Does not mutate."""
-    return services_of(make_server_services(config, clock), model)
-
-
 def model_name(model: str) -> str:
     """Return the name of a model for clients: that of its folder or file, or the whole text if it is no path.
 

@@ -77,7 +77,7 @@ class Meter:
         self.num_copied_blocks = 0
         self.num_moved_blocks = 0
 
-    def took(self, request: Request, due_s: float, track: Track | None = None, *, leaves: bool = False) -> None:
+    def took(self, request: Request, due_s: float, track: Track | None, *, leaves: bool) -> None:
         """Record that a request was added; `track`: its times from another replica. Mutates.
 
         `leaves`: it continues in another replica after its end here.

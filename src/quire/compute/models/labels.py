@@ -43,7 +43,7 @@ class Labels:
     head: HeadSpec | None = None
 
 
-def labels_of(config: ConfigFile, head: HeadSpec | None = None) -> Labels:
+def labels_of(config: ConfigFile, head: HeadSpec | None) -> Labels:
     """Return the labels in the settings of a ...ForSequenceClassification; raises `CheckpointError`.
 
     `head`: that of an encoder.

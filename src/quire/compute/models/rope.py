@@ -145,7 +145,7 @@ def rope_notices(config: ConfigFile, max_length: int | None = None) -> tuple[str
     return (f"rope scaling {kind!r} depends on the current length: frozen at load, {chosen} {length} tokens",)
 
 
-def has_long_factors(config: ConfigFile, max_length: int | None = None) -> bool:
+def has_long_factors(config: ConfigFile, max_length: int | None) -> bool:
     """Return whether longrope has its long factors, for the longest text to run."""
     return _frozen_length(config, max_length) > _original_length(config, _section(config, FULL))
 

@@ -255,7 +255,7 @@ class GrammarRows:
         self._masks.wait(cheap, max(0.0, min(self._patience_s, FORESIGHT_S)))
         self._patience_s -= time.perf_counter() - began_s
 
-    def _ask_behind(self, row: GrammarRow, text: array[int], drafts: Sequence[int], most_forced: int = 0) -> None:
+    def _ask_behind(self, row: GrammarRow, text: array[int], drafts: Sequence[int], most_forced: int) -> None:
         row.follow(text, self._eos_token_ids)
         if self._masks is not None and not row.has_ended:
             self._masks.ask(row.held, before_end(drafts, self._eos_token_ids), most_forced)

@@ -67,7 +67,7 @@ class _Row:
 class PooledRows:
     """The pooled rows of a worker, and their sums. `classifier`: of a model with labels. `dense`: layers of others."""
 
-    def __init__(self, classifier: Classifier | None = None, dense: Sequence[Dense] = ()) -> None:
+    def __init__(self, classifier: Classifier | None, dense: Sequence[Dense]) -> None:
         self._classifier, self._dense = classifier, dense
         self._rows: dict[int, _Row] = {}
 

@@ -107,7 +107,7 @@ def cosine(one: bytes, other: bytes) -> float:
     return math.fsum(x * y for x, y in zip(vector_numbers(one), vector_numbers(other), strict=True))
 
 
-def ranked(scores: Sequence[float], most: int | None = None) -> list[int]:
+def ranked(scores: Sequence[float], most: int | None) -> list[int]:
     """Return the indexes of scores, the highest score first; equal scores in their order.
 
     >>> ranked([0.1, 0.9, 0.9], 2)

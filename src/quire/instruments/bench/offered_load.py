@@ -32,7 +32,7 @@ class DrawnShape:
     spread: float = 0.0
 
 
-def workload_requests(workload: Workload, vocab_size: int, first_shift: int = 0) -> Iterator[WorkloadRequest]:
+def workload_requests(workload: Workload, vocab_size: int, first_shift: int) -> Iterator[WorkloadRequest]:
     """Yield the requests of a workload repeatedly, each time with other token ids."""
     shift = first_shift
     while True:

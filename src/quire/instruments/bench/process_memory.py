@@ -11,11 +11,10 @@ CLEAR_REFERENCES = Path("/proc/self/clear_refs")
 
 @dataclass(frozen=True, slots=True)
 class ProcessMemory:
-    """Bytes in memory now: total, of files, and private; and the peak since the last reset."""
+    """Bytes in memory now: total and of files; and the peak since the last reset."""
 
     resident: int
     of_files: int
-    anonymous: int
     peak: int
 
 
@@ -27,12 +26,10 @@ def process_memory(status: Path = STATUS) -> ProcessMemory | None:
         return None
     sizes = {name: value.split() for name, _, value in (line.partition(":") for line in lines)}
     try:
-        resident, of_files, anonymous, peak = (
-            int(sizes[name][0]) * 1024 for name in ("VmRSS", "RssFile", "RssAnon", "VmHWM")
-        )
+        resident, of_files, peak = (int(sizes[name][0]) * 1024 for name in ("VmRSS", "RssFile", "VmHWM"))
     except (KeyError, IndexError, ValueError):
         return None
-    return ProcessMemory(resident, of_files, anonymous, peak)
+    return ProcessMemory(resident, of_files, peak)
 
 
 def reset_peak() -> bool:

@@ -71,7 +71,7 @@ class CacheCommands:
         return found
 
     async def keep_at(
-        self, replicas: Sequence[int], tokens: array[int], scope: CacheScope, *, wants_slots: bool = False
+        self, replicas: Sequence[int], tokens: array[int], scope: CacheScope, *, wants_slots: bool
     ) -> list[Kept]:
         """Write a prompt's blocks in the caches of some engines to their disks; return each engine's result."""
         with self._job(replicas) as job:

@@ -177,8 +177,8 @@ class Thinking(Enum):
     """The reasoning has begun in the message that the text continues."""
 
 
-class ReasoningFormat(Protocol):
-    """One way of marking the reasoning before an answer. Immutable."""
+class MarkedFormat(Protocol):
+    """One way of marking parts of an answer. Immutable."""
 
     @property
     def name(self) -> str:
@@ -187,12 +187,16 @@ class ReasoningFormat(Protocol):
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """The marks around the parts of an answer. The parser also sees those that are special tokens."""
+        """The marks around these parts. The parser also sees those that are special tokens, which texts omit."""
         ...
 
     def is_of(self, template: str) -> bool:
         """Return whether a chat template uses this format."""
         ...
+
+
+class ReasoningFormat(MarkedFormat, Protocol):
+    """One way of marking the reasoning before an answer. Immutable."""
 
     def after(self, prompt: str) -> Thinking:
         """Return whether a text begins with reasoning, by the end of its prompt. Does not mutate."""
@@ -215,22 +219,8 @@ class ReasoningFormat(Protocol):
         ...
 
 
-class ToolFormat(Protocol):
+class ToolFormat(MarkedFormat, Protocol):
     """One way of writing calls. Immutable."""
-
-    @property
-    def name(self) -> str:
-        """The format's name in the settings."""
-        ...
-
-    @property
-    def marks(self) -> tuple[str, ...]:
-        """The marks of a call. The parser also sees those that are special tokens, which texts omit."""
-        ...
-
-    def is_of(self, template: str) -> bool:
-        """Return whether a chat template uses this format."""
-        ...
 
     @property
     def adapt(self) -> Adapt | None:
