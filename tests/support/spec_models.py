@@ -78,6 +78,19 @@ LATENT_SOURCES = SOURCES | {
     Part.KEY_UP: WeightSource("model.key_value_up.{layer}", run=12, period=28),
     Part.VALUE_UP: WeightSource("model.key_value_up.{layer}", first_row=12, run=16, period=28),
 }
+SCORED_EXPERTS = ExpertsSpec(
+    num_experts=6,
+    experts_per_token=2,
+    intermediate_size=16,
+    normalize_weights=True,
+    scoring=Scoring.SIGMOID,
+    scale=1.5,
+    offset=True,
+    num_groups=3,
+    groups_per_token=2,
+    group_best=2,
+    shared_size=16,
+)
 SPECS = {
     "plain": PLAIN,
     # As in Gemma 2: 1 + w norms on both sides, soft caps, scaled embedding, alternating windows.
@@ -242,19 +255,7 @@ SPECS = {
     "scored-experts": replace(
         PLAIN,
         layers=(FULL, replace(FULL, sparse=True)),
-        experts=ExpertsSpec(
-            num_experts=6,
-            experts_per_token=2,
-            intermediate_size=16,
-            normalize_weights=True,
-            scoring=Scoring.SIGMOID,
-            scale=1.5,
-            offset=True,
-            num_groups=3,
-            groups_per_token=2,
-            group_best=2,
-            shared_size=16,
-        ),
+        experts=SCORED_EXPERTS,
     ),
     # As in PhiMoE: experts chosen one after another, each weighed among those with a similar score.
     "mixed-experts": replace(
@@ -338,19 +339,7 @@ SPECS = {
             latent=replace(LATENT, query_rank=24),
         ),
         layers=(replace(FULL, sparse=True), NO_ROPE),
-        experts=ExpertsSpec(
-            num_experts=6,
-            experts_per_token=2,
-            intermediate_size=16,
-            normalize_weights=True,
-            scoring=Scoring.SIGMOID,
-            scale=2.5,
-            offset=True,
-            num_groups=3,
-            groups_per_token=2,
-            group_best=2,
-            shared_size=16,
-        ),
+        experts=replace(SCORED_EXPERTS, scale=2.5),
         sources=LATENT_SOURCES,
     ),
     # As in Granite 4 H, state-space layers next to attention without positions; as in Nemotron-H, layers with one

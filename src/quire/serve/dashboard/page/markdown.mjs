@@ -147,7 +147,7 @@ function table(lines) {
 // ---- within a line --------------------------------------------------------------------------------------------------
 
 /** Return the nodes of a line or a paragraph: texts and elements. */
-export function inlineOf(text, depth = 0) {
+function inlineOf(text, depth = 0) {
     const nodes = [];
     let plain = "";
     const add = (node) => {

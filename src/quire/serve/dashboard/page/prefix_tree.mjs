@@ -8,7 +8,7 @@ import { paint } from "./colours.mjs";
 import { count, counted } from "./format.mjs";
 import { CACHED, IS_ONE, IS_SHARED, KINDS, ROOT } from "./state.mjs";
 
-export const MAX_RUNS = 150;
+const MAX_RUNS = 150;
 
 /** The children of each published block, as lists linked through arrays, and the size of each subtree. */
 export class TreeIndex {
