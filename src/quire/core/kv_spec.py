@@ -193,6 +193,7 @@ class KVCacheSpec:
         num_kv_heads: int,
         head_dim: int,
         dtype: str,
+        latent_dim: int = 0,
     ) -> KVCacheSpec:
         """Group the layers of a model. `windows[i]` is the window of layer i, None for full attention, or RECURRENT.
 
@@ -200,7 +201,7 @@ class KVCacheSpec:
         """
         layers = [(window, None) for window in windows]
         usual = KVHeads(num_kv_heads, head_dim)
-        return cls.from_mixed_layers(layers, usual, block_size=block_size, dtype=dtype)
+        return cls.from_mixed_layers(layers, usual, block_size=block_size, dtype=dtype, latent_dim=latent_dim)
 
     @classmethod
     def from_mixed_layers(
