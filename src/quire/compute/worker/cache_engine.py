@@ -175,7 +175,9 @@ class CacheEngine:
             for array, num_used in zip(self._device.arrays, used, strict=False)
             if array.size
         ]
-        return views if self.draft is None else views + self.draft._views(block, group)
+        # The layers of a draft model use the blocks of the first group; those of others only have room for them.
+        of_draft = [] if self.draft is None else self.draft._views(block, 0)
+        return views + [(view, 0 if group else num_used) for view, num_used in of_draft]
 
     def apply(self, plan: StepPlan) -> None:
         """Carry out the plan's moves out, then copies, then moves in. Mutates the memory."""
