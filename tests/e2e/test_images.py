@@ -216,7 +216,14 @@ def test_many_clients_send_images_at_once(server: RunningServer, llm: LLM) -> No
 def test_an_image_encoder_that_makes_too_few_rows_is_refused(tmp_path: Path) -> None:
     write_image_model(tmp_path)
     (tmp_path / "processor_config.json").write_text('{"image_seq_len": 1}')
-    with pytest.raises(CheckpointError, match="an image encoder that takes usual images"):
+    with pytest.raises(CheckpointError, match="a usual image is '128 x 96 pixels'; allowed: an image of at least 4"):
+        LLM(tmp_path, kv_memory="8MiB")
+
+
+def test_settings_that_make_each_image_huge_are_refused_before_any_is_resized(tmp_path: Path) -> None:
+    write_image_model(tmp_path, "gemma4")
+    (tmp_path / "processor_config.json").write_text('{"patch_size": 4096, "pooling_kernel_size": 16}')
+    with pytest.raises(CheckpointError, match="patch_size is 4096; allowed: images of at most 33,554,432 pixels"):
         LLM(tmp_path, kv_memory="8MiB")
 
 

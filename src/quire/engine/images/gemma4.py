@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from quire.engine.images.decoding import MAX_PIXELS
 from quire.engine.images.layout import Plan
 from quire.engine.images.settings import ProcessorSettings
 
@@ -45,13 +46,16 @@ class Gemma4Layout:
             raise settings.error("do_resize", False, "true: the model takes no other sizes")
         merged = settings.integer("pooling_kernel_size", 3, most=MOST_MERGED)
         patches_a_token = 1 if settings.kind() == UNIFIED else merged**2
-        return cls(
+        layout = cls(
             num_tokens=min(settings.integer("max_soft_tokens", 280), settings.max_patches // patches_a_token),
             patch=settings.integer("patch_size", 16),
             merged=merged,
             filter=settings.filter(BICUBIC),
             is_whole=settings.of_text_model(ATTENTION) == "vision",
         )
+        if layout.num_tokens * layout.cell**2 > MAX_PIXELS:  # any image is made as large as that
+            raise settings.error("patch_size", layout.patch, f"images of at most {MAX_PIXELS:,} pixels")
+        return layout
 
     @property
     def cell(self) -> int:

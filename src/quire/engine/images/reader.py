@@ -129,7 +129,7 @@ class ImageReader:
         try:
             tiles = self._tiles(pillow.new("RGB", TRIAL_SIZE), where).tiles
         except InvalidRequestError as error:
-            raise CheckpointError(f"{where}: images", error, "an image encoder that takes usual images") from error
+            raise CheckpointError(f"{where}: a usual image", error.value, error.allowed) from error
         for tile in tiles:
             found, expected = tile.tokens.count(self.placeholder), num_rows(tile.height, tile.width)
             if found != expected:
