@@ -429,7 +429,9 @@ def test_plans_and_simulations_know_the_layer(tmp_path: Path, capsys: pytest.Cap
     (tmp_path / "config.json").write_text(json.dumps(settings | {"max_position_embeddings": 4096, "dtype": "bfloat16"}))
     machine = ["--hardware", "zen5-2-cores", "--memory", "24GiB"]
     assert main(["plan", str(tmp_path), "--speculation", "mtp", *machine]) == 0
-    assert "guesses     mtp: the model's own layer" in capsys.readouterr().out
+    plan = capsys.readouterr().out
+    assert "guesses     mtp: the model's own layer" in plan
+    assert "a block of 768 tokens" in plan, "the memory of a state with room for guesses; without them, of 560 tokens"
     load = ["--users", "1", "--duration", "20", "--prompt-tokens", "60", "--output-tokens", "60", "--acceptance", "0.8"]
     means = []
     for speculation in ("off", "mtp"):

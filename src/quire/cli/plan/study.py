@@ -63,7 +63,7 @@ class Planner:
     def study(self, hardware: Hardware, memory_bytes: int) -> Study:
         """Study the model on the machine with this much of its memory."""
         try:
-            config = resolved_on(hardware, self._sizer.config, self._sizer.model)
+            config = resolved_on(hardware, self._sizer.config, self._sizer.model_of(self._sizer.config))
             engine = self._sizer.size(config, memory_bytes)
         except TooSmallError as error:
             needed = max(error.needed_bytes, sum(self._least_parts(config)))

@@ -157,8 +157,8 @@ class Study:
         return result
 
     def _size(self, config: EngineConfig) -> SizedEngine:
-        machine = self._machine(config)
-        return self._sizer.size(resolved_on(machine, config, self._sizer.model), self._memory_bytes * machine.num_ranks)
+        machine, model = self._machine(config), self._sizer.model_of(config)
+        return self._sizer.size(resolved_on(machine, config, model), self._memory_bytes * machine.num_ranks)
 
     def _machine(self, config: EngineConfig) -> Hardware:
         return self._hardware.joined(config.tensor_parallel)
