@@ -172,7 +172,7 @@ def answered(*blocks: Any) -> dict[str, Any]:
     return {"role": "assistant", "content": list(blocks)}
 
 
-TEXT_ONLY = "is not supported: this model reads text only; allowed here: "
+REFUSED = "is not supported: allowed here: "
 BAD_CONVERSATIONS: list[tuple[list[Any], str]] = [
     ([], "messages is []; allowed: at least one message"),
     ([{"content": "a"}], "messages[0].role is None; allowed: one of user, assistant, system"),
@@ -183,10 +183,10 @@ BAD_CONVERSATIONS: list[tuple[list[Any], str]] = [
     ([said({"type": []})], "messages[0].content[0] is {'type': []}; allowed"),
     ([USER | {"name": "x"}], "messages[0].name is 'x'; allowed: one of content, role"),
     ([said({"type": "text"})], "messages[0].content[0].text is None; allowed: a text"),
-    ([said(*text("a"), {"type": "image"})], f"messages[0].content[1].image {TEXT_ONLY}text, tool_result"),
-    ([said({"type": "thinking", "thinking": "a"})], f"messages[0].content[0].thinking {TEXT_ONLY}text, tool_result"),
-    ([said({"type": "a b"})], f"messages[0].content[0].type {TEXT_ONLY}text, tool_result"),
-    ([answered(result()), USER], f"messages[0].content[0].tool_result {TEXT_ONLY}text, thinking, redacted_thinking"),
+    ([said(*text("a"), {"type": "image"})], f"messages[0].content[1].image {REFUSED}text, tool_result"),
+    ([said({"type": "thinking", "thinking": "a"})], f"messages[0].content[0].thinking {REFUSED}text, tool_result"),
+    ([said({"type": "a b"})], f"messages[0].content[0].type {REFUSED}text, tool_result"),
+    ([answered(result()), USER], f"messages[0].content[0].tool_result {REFUSED}text, thinking, redacted_thinking"),
     ([said(text("a")[0] | {"what": 1})], "messages[0].content[0].what is 1; allowed"),
     ([said(result())], "messages[0].content[0].tool_use_id is 'c1'; allowed: the id of a tool_use block"),
     ([answered(call()), USER, answered(), said(result())], "messages[3].content[0].tool_use_id is 'c1'; allowed"),
@@ -196,7 +196,7 @@ BAD_CONVERSATIONS: list[tuple[list[Any], str]] = [
     ([answered(call()), said(result(content=[7]))], "messages[1].content[0].content[0] is 7; allowed"),
     (
         [answered(call()), said(result(content=[{"type": "image"}]))],
-        f"messages[1].content[0].tool_result.content[0].image {TEXT_ONLY}text, tool_reference",
+        f"messages[1].content[0].tool_result.content[0].image {REFUSED}text, tool_reference",
     ),
     (
         [answered(call()), said(result(content=[{"type": "tool_reference"}]))],
@@ -211,7 +211,7 @@ BAD_CONVERSATIONS: list[tuple[list[Any], str]] = [
 ]
 BAD: list[tuple[dict[str, Any], str]] = [
     *(({"messages": messages}, start) for messages, start in BAD_CONVERSATIONS),
-    ({"system": [{"type": "image"}]}, f"system[0].image {TEXT_ONLY}text"),
+    ({"system": [{"type": "image"}]}, f"system[0].image {REFUSED}text"),
     ({"system": 7}, "system: Expected"),
     ({"tools": [{"type": "web_search_20250305"}]}, "tools[0].type is not supported: this server supports only tools"),
     ({"tools": [{"name": "add"}]}, "tools[0].input_schema is None; allowed: a JSON Schema of an object"),

@@ -163,8 +163,7 @@ def _blocks(content: object, kinds: Sequence[str], where: str, variant: str = ""
             raise InvalidRequestError(place, block, "a content block: an object with a type")
         if kind not in kinds:
             name = f"{variant or where}[{index}].{shortened(kind) if kind.isidentifier() else 'type'}"
-            only = "text and images" if "image" in kinds else "text"
-            raise unsupported(name, f"this model reads {only} only; allowed here: {', '.join(kinds)}")
+            raise unsupported(name, f"allowed here: {', '.join(kinds)}")
         _require_known(block, KEYS[kind], place)
         found.append((place, block))
     return found
