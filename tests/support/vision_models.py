@@ -105,7 +105,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
             **{**GEMMA4_TEXT, "num_hidden_layers": 2, "use_bidirectional_attention": "vision"},
             **{"layer_types": ["sliding_attention", "full_attention"], "hidden_size_per_layer_input": 0},
         },
-        "vision_config": {**GEMMA4_EYE, "num_key_value_heads": 1, "standardize": True},
+        "vision_config": {**GEMMA4_EYE, "num_attention_heads": 4, "head_dim": 8, "standardize": True},
     },
     "gemma4-unified": {
         **{"architectures": ["Gemma4UnifiedForConditionalGeneration"], **GEMMA4_TOKENS},

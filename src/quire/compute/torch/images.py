@@ -71,9 +71,9 @@ class TowerAttention(PlainAttention):
 def _attend(heads: list[torch.Tensor], scale: float) -> torch.Tensor:
     """Return the attention of queries, with keys and values: each `[num_sequences, num_heads, num_rows, head_dim]`."""
     queries, keys, values = heads
-    num_rows = max(1, MOST_SCORES // (math.prod(keys.shape[:3])))
+    num_rows, shares = max(1, MOST_SCORES // math.prod(queries.shape[:3])), queries.shape[1] != keys.shape[1]
     parts = [
-        functional.scaled_dot_product_attention(part, keys, values, scale=scale)
+        functional.scaled_dot_product_attention(part, keys, values, scale=scale, enable_gqa=shares)
         for part in queries.split(num_rows, dim=2)
     ]
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
