@@ -24,6 +24,9 @@ LONGEST = 300
 WHOLE = ("gemma4-31b", "gemma4-unified", "whole")
 """Models whose images are computed in one step; in those of Gemma 4, windows are shorter than images."""
 
+TWINS = ("internvl-6b",)
+"""Models that differ from another one in their encoder only."""
+
 
 class Model:
     """A tiny model that reads images, its requests, and their texts alone."""
@@ -39,7 +42,7 @@ class Model:
         return LLM(self.folder, skip_tokenizer_init=True, **{**defaults, **settings})
 
 
-@pytest.fixture(scope="module", params=[*SETTINGS, "whole"])
+@pytest.fixture(scope="module", params=[*(name for name in SETTINGS if name not in TWINS), "whole"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
     are_whole = request.param in WHOLE
     name = "smolvlm" if request.param == "whole" else request.param

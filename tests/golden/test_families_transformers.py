@@ -268,6 +268,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt-oss-pattern": ("gpt-oss", {"num_hidden_layers": 3, "layer_types": None, "num_experts_per_tok": 2}),
     "phi-gqa": ("phi", {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 1.0}}),
     "gemma3-eye": ("gemma3-eye", {}),
+    "internvl-eye": ("internvl-eye", {}),
     "gemma4-eye": ("gemma4-eye", {}),
     "lfm2-plain": (
         "lfm2",

@@ -33,6 +33,7 @@ SETTINGS = {
         {"max_soft_tokens": 140, "patch_size": 8, "image_processor_type": "Gemma4UnifiedImageProcessor"},
         {"pooling_kernel_size": 2, "resample": 2},
     ],
+    "InternVL": [{}, {"min_patches": 2, "max_patches": 6, "size": {"height": 42, "width": 56}, "resample": 2}],
     "Qwen2-VL": [
         {},
         {"min_pixels": None, "max_pixels": None, "size": {"shortest_edge": 3136, "longest_edge": 90_000}},

@@ -128,7 +128,7 @@ def test_a_file_that_is_named_has_to_fit(made: Path, tmp_path: Path) -> None:
     writer.write_kv_data_to_file()
     writer.close()
     assert (
-        "clip.projector_type is 'resampler'; allowed: one of gemma3, gemma4v, idefics3, lfm2, mlp, pixtral"
+        "clip.projector_type is 'resampler'; allowed: one of gemma3, gemma4v, idefics3, internvl, lfm2, mlp, pixtral"
         in refusal(other, model)
     )
     gemma = write_vision_model(tmp_path / "gemma", SETTINGS["gemma3"])

@@ -309,6 +309,7 @@ def test_a_family_that_does_not_run_is_named_with_those_that_do(folder: Path, le
         ("LongcatFlashForCausalLM", "its layers have two sublayers of attention with latents (MLA)"),
         ("DeepseekV32ForCausalLM", "its attention chooses tokens by an index (DSA)"),
         ("BloomForCausalLM", "its positions are by ALiBi"),
+        ("InternVLChatModel", "it needs its own code; the folder with -hf or -HF at the end of its name does not"),
         ("Qwen2AudioForConditionalGeneration", "it reads images or sound, or has an encoder"),
         ("ElectraForSequenceClassification", "it generates no text, and is none of the encoders that run"),
     ],

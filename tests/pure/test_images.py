@@ -475,6 +475,21 @@ def test_settings_have_bounds(tmp_path: Path, changes: dict[str, Any], field: st
     assert caught.value.field.endswith(f"json: {field}")
 
 
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"max_patches": 65}, "max_patches"),
+        ({"min_patches": 5, "max_patches": 4}, "min_patches"),
+        ({"size": {"height": 4096, "width": 4096}}, "max_patches"),
+    ],
+)
+def test_settings_of_internvl_have_bounds(tmp_path: Path, changes: dict[str, Any], field: str) -> None:
+    write_folder(tmp_path, "InternVL", **changes)
+    with pytest.raises(CheckpointError) as caught:
+        ImageReader.open(ModelFolder(tmp_path), max_tokens=100)
+    assert caught.value.field.endswith(f"json: {field}")
+
+
 def test_one_file_can_have_all_settings(tmp_path: Path) -> None:
     write_folder(tmp_path, "SmolVLM")
     expected = encode_prompt(asked_about(SMALL), open_tokenizer(tmp_path))
@@ -531,6 +546,12 @@ def test_smolvlm_writes_rows_of_tiles_and_the_whole(tmp_path: Path) -> None:
     tiles = f"{around}<row_1_col_1>{own}{around}<row_1_col_2>{own}\n\n{around}<global-img>{own}{around}"
     assert text == f"<|im_start|>User:{tiles}What is this?<end_of_utterance>\nAssistant:"
     assert [(each.height, each.width, each.num_tokens) for each in found.images] == [(64, 64, 5)] * 3
+
+
+def test_internvl_writes_all_tiles_between_two_tokens(tmp_path: Path) -> None:
+    text, found = prompt_of(tmp_path, "InternVL", picture(120, 60))
+    assert "<img>" + "<IMG_CONTEXT>" * 4 * 3 + "</img>\nWhat" in text
+    assert [(each.height, each.width, each.num_tokens) for each in found.images] == [(56, 56, 4)] * 3
 
 
 def test_llava_cuts_a_square_from_the_middle(tmp_path: Path) -> None:

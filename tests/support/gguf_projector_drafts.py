@@ -15,6 +15,7 @@ TEXTS = {
         "gemma3": "gemma3",
         "gemma4v": "gemma4",
         "idefics3": "llama",
+        "internvl": "qwen2",
         "lfm2": "lfm2",
         "mlp": "llama",
         "pixtral": "llama",
@@ -33,6 +34,7 @@ TOKENS = {
     "gemma3": [b"<image_soft_token>", b"<start_of_image>", b"<end_of_image>"],
     "gemma4v": [b"<|image|>", b"<|image>", b"<image|>"],
     "idefics3": [b"<image>", b"<fake_token_around_image>"],
+    "internvl": [b"<IMG_CONTEXT>", b"<img>", b"</img>"],
     "lfm2": [b"<image>", b"<|image_start|>", b"<|image_end|>", b"<|img_thumbnail|>"],
     "mlp": [b"<image>"],
     "pixtral": [b"[IMG]", b"[IMG_BREAK]", b"[IMG_END]"],
@@ -202,15 +204,16 @@ def _shapes_of(draw: random.Random, kind: str) -> Iterator[tuple[str, list[int]]
 
 def _shapes(draw: random.Random, kind: str) -> Iterator[tuple[str, list[int]]]:
     """Yield the names of tensors, with the dimensions as files have them: those of an input first."""
-    is_clip, is_pixtral = kind == "mlp" and draw.random() < 0.7, kind == "pixtral"
+    is_clip, is_pixtral = kind == "internvl" or (kind == "mlp" and draw.random() < 0.7), kind == "pixtral"
     yield "v.patch_embd.weight", [PATCH, PATCH, 3, ROWS]
     if kind == "qwen3vl_merger":
         yield "v.patch_embd.weight.1", [PATCH, PATCH, 3, ROWS if draw.random() < 0.8 else INNER]
-    if not (is_clip or is_pixtral):
+    if not (is_clip or is_pixtral) or kind == "internvl":
         yield "v.patch_embd.bias", [ROWS]
     if is_clip:
-        yield "v.class_embd", [ROWS]
-    for norm in ("v.pre_ln",) if is_clip or is_pixtral else () if kind == "mlp" else ("v.post_ln",):
+        yield "v.class_embd", [ROWS, 1, 1][: draw.choice([1, 3])]
+    around = ("v.pre_ln",) if is_clip or is_pixtral else () if kind == "mlp" else ("v.post_ln",)
+    for norm in around if kind != "internvl" else ():
         yield f"{norm}.weight", [ROWS]
         if not is_pixtral:
             yield f"{norm}.bias", [ROWS]
@@ -266,6 +269,15 @@ def _connector(draw: random.Random, kind: str) -> Iterator[tuple[str, list[int]]
             yield "mm.input_projection.weight", [SIZE, ROWS]
         case "idefics3":
             yield "mm.model.fc.weight", [4 * ROWS, SIZE]
+        case "internvl":
+            yield "v.blk.0.ls1.weight", [ROWS if draw.random() < 0.95 else INNER]
+            yield "v.blk.0.ls2.weight", [ROWS]
+            yield "mm.model.mlp.0.weight", [4 * ROWS]
+            yield "mm.model.mlp.0.bias", [4 * ROWS]
+            yield "mm.model.mlp.1.weight", [4 * ROWS, SIZE]
+            yield "mm.model.mlp.1.bias", [SIZE]
+            yield "mm.model.mlp.3.weight", [SIZE, SIZE]
+            yield "mm.model.mlp.3.bias", [SIZE]
         case "lfm2":
             if draw.random() < 0.7:
                 yield "mm.input_norm.weight", [4 * ROWS]

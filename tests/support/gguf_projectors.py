@@ -34,8 +34,10 @@ FAMILIES = {
     "lfm2": "Lfm2ForCausalLM",
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
     "qwen2_5_vl_text": "Qwen2ForCausalLM",
     "qwen2_vl_text": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
     "qwen3_5_text": "Qwen3_5ForCausalLM",
     "qwen3_vl_text": "Qwen3ForCausalLM",
 }
@@ -48,6 +50,7 @@ KINDS = {
     "Gemma3": "gemma3",
     "Gemma4": "gemma4v",
     "Idefics3": "idefics3",
+    "InternVL": "internvl",
     "Lfm2Vl": "lfm2",
     "Llava": "mlp",
     "Mistral3": "pixtral",
@@ -57,12 +60,14 @@ KINDS = {
     "Qwen3_5": "qwen3vl_merger",
     "SmolVLM": "idefics3",
 }
-OF_CLIP = ("pixtral", "qwen2.5vl_merger", "qwen2vl_merger")
+TILES = {"min": 1, "max": 12}
+OF_CLIP = ("internvl", "pixtral", "qwen2.5vl_merger", "qwen2vl_merger")
 """Kinds whose images are normalised as CLIP's."""
 
 TOKENS = {
     "Gemma3": "<image_soft_token>",
     "Gemma4": "<|image|>",
+    "InternVL": "<IMG_CONTEXT>",
     **dict.fromkeys(("Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3_5"), "<|image_pad|>"),
 }
 NAMES = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, 8)
@@ -115,6 +120,7 @@ def write_projector(folder: Path, path: Path, kind: str = "F32", *, splits: bool
     """
     config, tensors = _read(folder)
     vision, projector = config["vision_config"], kind_of(config)
+    vision |= {key: vision[key][0] for key in ("image_size", "patch_size") if isinstance(vision.get(key), list)}
     processor = json.loads((folder / "preprocessor_config.json").read_text())
     usual = (CLIP_MEAN, CLIP_DEVIATION) if is_clip(tensors) or projector in OF_CLIP else (HALF, HALF)
     settings = {
@@ -132,10 +138,7 @@ def write_projector(folder: Path, path: Path, kind: str = "F32", *, splits: bool
     if projector == "mlp":
         count = settings["block_count"] = settings["block_count"] + 1 + config.get("vision_feature_layer", -2)
         settings |= {"feature_layer": [count], "projection_dim": 768}  # that of CLIP itself
-    if projector == "idefics3":
-        settings |= {"projector.scale_factor": config["scale_factor"]}
-        if "size" in processor:
-            settings |= {"preproc_image_size": processor["size"]["longest_edge"]}
+    settings |= _of_tiles(config, projector, processor)
     if projector == "gemma3":
         patches = vision["image_size"] // vision["patch_size"]
         settings |= {"projector.scale_factor": patches // math.isqrt(config["mm_tokens_per_image"])}
@@ -169,6 +172,17 @@ def write_projector(folder: Path, path: Path, kind: str = "F32", *, splits: bool
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def _of_tiles(config: dict[str, Any], projector: str, processor: dict[str, Any]) -> dict[str, int]:
+    """Return the settings of an encoder whose images are cut into tiles."""
+    if projector == "idefics3":
+        settings = {"projector.scale_factor": config["scale_factor"]}
+        return settings | ({"preproc_image_size": processor["size"]["longest_edge"]} if "size" in processor else {})
+    if projector == "internvl":
+        tiles = {f"preproc_{end}_tiles": processor.get(f"{end}_patches", most) for end, most in TILES.items()}
+        return tiles | {"projector.scale_factor": round(1 / config["downsample_ratio"])}
+    return {}
 
 
 def write_single(folder: Path, target: Path, kind: str = "F32", **changes: Any) -> Path:
@@ -316,6 +330,9 @@ def _stored(tensors: dict[str, Numbers], settings: dict[str, Any], kind: str) ->
         if kind == "gemma4v":
             yield _of_gemma4(name, numbers)
             continue
+        if kind == "internvl":
+            yield _of_internvl(name), numbers
+            continue
         stored = NAMES.get_name(known, try_suffixes=(".weight", ".bias"))
         assert stored is not None, name
         if kind == "mlp":
@@ -347,6 +364,17 @@ def _of_gemma4(name: str, numbers: Numbers) -> tuple[str, Numbers]:
         side = math.isqrt(numbers.shape[1] // 3)
         numbers = np.ascontiguousarray(numbers.reshape(-1, side, side, 3).transpose(0, 3, 1, 2))
     return stored, numbers.reshape(numbers.shape or (1,))
+
+
+def _of_internvl(name: str) -> str:
+    """Return the name of a tensor of InternVL's image encoder, which is that of the makers' own folders."""
+    for theirs, own in {"layer_norm": "mlp1.0", "linear_1": "mlp1.1", "linear_2": "mlp1.3"}.items():
+        name = name.replace(f"multi_modal_projector.{theirs}", own)
+    name = f"model.{name}" if name.startswith("vision_tower.") else name
+    end = ".weight" if name.endswith(("lambda_1", "lambda_2", "position_embeddings")) else ""
+    stored = NAMES.get_name(name + end, try_suffixes=(".weight", ".bias"))
+    assert stored is not None, name
+    return stored
 
 
 def _of_qwen(name: str, numbers: Numbers, settings: dict[str, Any]) -> Iterator[tuple[str, Numbers]]:

@@ -45,6 +45,14 @@ PREPARED: Final[dict[str, tuple[str, dict[str, Any], dict[str, Any]]]] = {
     "gemma4": ("Gemma 4", {}, {}),
     "gemma4-31b": ("Gemma 4", {}, {}),
     "gemma4-unified": ("Gemma 4", {"image_processor_type": "Gemma4UnifiedImageProcessor"}, {}),
+    "internvl": (
+        *("InternVL", {"size": {"height": TILE, "width": TILE}, "max_patches": 4}),
+        {"image_seq_length": 16},
+    ),
+    "internvl-6b": (
+        *("InternVL", {"size": {"height": TILE, "width": TILE}, "max_patches": 4}),
+        {"image_seq_length": 4},
+    ),
     "lfm2-vl": (
         "LFM2-VL",
         {

@@ -65,6 +65,21 @@ class Gemma4(Qwen2VL):
         return {"input_ids": ids, "mm_token_type_ids": kinds, **found}
 
 
+class InternVL:
+    """The processor of InternVL without videos, which transformers can make only with torchvision."""
+
+    def __init__(self, images: Any, tokenizer: Any, tile_tokens: int) -> None:
+        self.images, self.tokenizer, self.tile_tokens = images, tokenizer, tile_tokens
+
+    def __call__(self, images: list[Image.Image], text: str, **options: Any) -> dict[str, Any]:
+        found = self.images(images, crop_to_patches=True, **options)
+        for count in found["num_patches"]:
+            text = text.replace("<IMG_CONTEXT>", f"<img>{'<pad>' * self.tile_tokens * int(count)}</img>", 1)
+        tensors = options.get("return_tensors")
+        ids = self.tokenizer([text.replace("<pad>", "<IMG_CONTEXT>")], return_tensors=tensors)["input_ids"]
+        return {"input_ids": ids, "pixel_values": found["pixel_values"]}
+
+
 def processor(family: str, folder: Path) -> Any:
     """Return the processor of transformers that computes with Pillow."""
     import transformers
@@ -100,6 +115,10 @@ def processor(family: str, folder: Path) -> Any:
         from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
 
         return Gemma4(Gemma4ImageProcessorPil.from_pretrained(folder), tokenizer)
+    if family == "InternVL":
+        from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
+
+        return InternVL(GotOcr2ImageProcessorPil.from_pretrained(folder), tokenizer, settings["image_seq_length"])
     if family == "Qwen2-VL":
         from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 

@@ -56,6 +56,12 @@ QWEN2_VL: Final = (
     "<|vision_start|><|image_pad|><|vision_end|>{% elif 'text' in c %}{{ c.text }}{% endif %}{% endfor %}{% endif %}"
     "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+INTERNVL: Final = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for c in m.content %}{% if c.type == 'image' %}{{ '<IMG_CONTEXT>\n' }}{% elif c.type == 'text' %}{{ c.text }}"
+    "{% endif %}{% endfor %}{% endif %}{{ '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
 CONTENT_AS_TEXT: Final = "{% for message in messages %}<|im_start|>{{ message.content }}<end_of_utterance>{% endfor %}"
 
 FOLDERS: Final[dict[str, dict[str, Any]]] = {
@@ -120,6 +126,17 @@ FOLDERS: Final[dict[str, dict[str, Any]]] = {
             **{"max_soft_tokens": 70, "patch_size": 4, "pooling_kernel_size": 3, "resample": 3},
         },
         "processor_config.json": {"processor_class": "Gemma4Processor"},
+    },
+    "InternVL": {
+        "template": INTERNVL,
+        "control": ["<|im_start|>", "<|im_end|>", "<img>", "<IMG_CONTEXT>", "</img>"],
+        "preprocessor_config.json": {
+            "image_processor_type": "GotOcr2ImageProcessorFast",
+            "crop_to_patches": False,
+            "size": {"height": 56, "width": 56},
+            **{"min_patches": 1, "max_patches": 12, "resample": 3},
+        },
+        "processor_config.json": {"image_seq_length": 4, "processor_class": "InternVLProcessor"},
     },
     "LFM2-VL": {
         "template": SMOLVLM,

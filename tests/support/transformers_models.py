@@ -473,6 +473,7 @@ CAUSAL = {
     "Gemma4Eye": "Gemma4ForConditionalGeneration",
     "Gemma4UnifiedEye": "Gemma4UnifiedForConditionalGeneration",
     "Idefics3": "Idefics3ForConditionalGeneration",
+    "InternVL": "InternVLForConditionalGeneration",
     "Lfm2Vl": "Lfm2VlForConditionalGeneration",
     "Llava": "LlavaForConditionalGeneration",
     "Mistral3": "Mistral3ForConditionalGeneration",
@@ -529,6 +530,10 @@ WITH_EYES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
             **{"vision_config": {"mm_embed_dim": 32, "mm_posemb_size": 8}, "audio_config": None},
             **{"image_token_id": 64, "video_token_id": 65, "audio_token_id": 66},
         },
+    ),
+    "internvl-eye": (
+        *("InternVL", "qwen3-moe", {"model_type": "qwen3_moe"}),
+        {"vision_config": {**EYE, "attention_bias": True}, "image_token_id": 5, "tie_word_embeddings": False},
     ),
     "ministral3-eye": (
         *("Mistral3", "ministral3", {"model_type": "ministral3"}),

@@ -28,6 +28,10 @@ EYE: dict[str, Any] = {
     **{"hidden_size": 32, "image_size": 56, "intermediate_size": 48, "num_attention_heads": 2},
     **{"num_hidden_layers": 3, "patch_size": 7},
 }
+INTERN_EYE: dict[str, Any] = {
+    **{**EYE, "model_type": "internvl_vision", "image_size": [56, 56], "patch_size": [7, 7]},
+    "layer_scale_init_value": 0.7,
+}
 PIXELS = {"image_mean": [0.4, 0.5, 0.6], "image_std": [0.2, 0.3, 0.25]}
 QWEN_TOKENS: dict[str, Any] = {
     **{"image_token_id": 5, "video_token_id": 6, "vision_start_token_id": 7, "vision_end_token_id": 8},
@@ -119,6 +123,16 @@ SETTINGS: dict[str, dict[str, Any]] = {
             **{"patch_size": 4, "pooling_kernel_size": 3, "mm_posemb_size": 280},
         },
     },
+    "internvl": {
+        **{"architectures": ["InternVLForConditionalGeneration"], "image_token_id": 5, "downsample_ratio": 0.5},
+        **{"text_config": {**TEXT, "model_type": "qwen2"}, "tie_word_embeddings": False},
+        "vision_config": {**INTERN_EYE, "attention_bias": True},
+    },
+    "internvl-6b": {
+        **{"architectures": ["InternVLForConditionalGeneration"], "image_token_id": 5, "downsample_ratio": 0.25},
+        "text_config": {**TEXT, "model_type": "qwen3", "head_dim": 16, "tie_word_embeddings": True},
+        "vision_config": {**INTERN_EYE, "norm_type": "rms_norm", "use_qk_norm": True, "num_hidden_layers": 2},
+    },
     "lfm2-vl": {
         **{"architectures": ["Lfm2VlForConditionalGeneration"], "image_token_id": 5, "projector_hidden_size": 40},
         "text_config": {
@@ -189,6 +203,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 """config.json of small models."""
 
+OF_ONE = {"cls_token": 2, "position_embeddings": 1}
+"""Tensors that have more dimensions in a file, as for a batch of one image."""
+
 UP_TO_56 = [(56, 56), (28, 42), (14, 56), (42, 14)]
 ANY_SIZE = [(56, 56), (28, 42), (14, 140), (126, 98)]
 OF_ANY_SIZE = ("lfm2-vl", "qwen2-vl", "qwen2-5-vl", "qwen3-vl", "qwen3-vl-moe", "qwen3-5")
@@ -220,7 +237,8 @@ def write_vision_model(folder: Path, settings: Mapping[str, Any], *, dtype: str 
         if not shape:  # a bound
             noise = np.asarray((1 + np.abs(noise)) * (-1 if name.endswith("min") else 1), np.float32)
         stored = name.replace("layer_scalar.weight", "layer_scalar")
-        tensors[stored] = noise + np.float32(len(shape) == 1 and name.endswith(("weight", "std_scale")))
+        noise += np.float32(len(shape) == 1 and name.endswith(("weight", "std_scale")))
+        tensors[stored] = noise.reshape((*[1] * OF_ONE.get(name.rpartition(".")[2], 0), *shape))
     write_model_weights(folder, tensors, dtype=dtype)
     return folder
 

@@ -78,6 +78,7 @@ FAMILIES: Final = MappingProxyType(
         "Lfm2MoeForCausalLM": "quire.compute.models.lfm2_moe",
         "Idefics3ForConditionalGeneration": "quire.compute.models.idefics3",
         "Lfm2VlForConditionalGeneration": "quire.compute.models.lfm2_vl",
+        "InternVLForConditionalGeneration": "quire.compute.models.internvl",
         "LlamaForCausalLM": "quire.compute.models.llama",
         "LlavaForConditionalGeneration": "quire.compute.models.llava",
         "MiniCPM3ForCausalLM": "quire.compute.models.minicpm3",

@@ -131,7 +131,7 @@ class WeightSource:
     that half: engines need the first dimensions of all pairs here too.
 
     `bounds`: the beginning of the names of four numbers, to which the inputs and outputs of the matrix are limited;
-    empty: none. `factor` multiplies the numbers of the file.
+    empty: none. `factor` multiplies the numbers of the file, and `factors` names a vector with one more for each row.
 
     Without a stem, a norm has no tensor, and its weights are 1.
     """
@@ -146,6 +146,7 @@ class WeightSource:
     halves: int = 0
     bounds: str = ""
     factor: float = 1.0
+    factors: str = ""
 
     def stem_of(self, layer: int = 0, expert: int = 0) -> str:
         """Return the name without `.weight` or `.bias`; `{head}` stays.
@@ -159,6 +160,10 @@ class WeightSource:
         """Return the names of the least and the highest input, then output; none without bounds."""
         stem = self.bounds.format(layer=layer)
         return [f"{stem}.{end}" for end in ("input_min", "input_max", "output_min", "output_max")] if stem else []
+
+    def factors_of(self, layer: int = 0) -> str:
+        """Return the name of the vector of factors, empty if there is none."""
+        return self.factors.format(layer=layer)
 
     def rows_of(self, count: int) -> slice | list[int]:
         """Return the tensor's rows that form a part of `count` rows, in the part's order.

@@ -37,6 +37,7 @@ OTHER_LAYERS: Final = (
     (r"(DeepseekV(32|4)|GlmMoeDsa)For", "its attention chooses tokens by an index (DSA)"),
     (r"LongcatFlashFor", "its layers have two sublayers of attention with latents (MLA)"),
     (r"(Bloom|MPT|Mpt)For", "its positions are by ALiBi"),
+    (r"InternVLChatModel$", "it needs its own code; the folder with -hf or -HF at the end of its name does not"),
     (
         r".*For(ConditionalGeneration|ImageTextToText|Vision2Seq|SpeechSeq2Seq)$",
         "it reads images or sound, or has an encoder",

@@ -35,7 +35,7 @@ class VisionWeights:
             {each.weight: _matrix(each, checkpoint, dtype) for each, _ in spec.products()},
             {each.stem: _norm(each.stem, checkpoint) for each in spec.norms()},
             {name: checkpoint.tensor(name) for name, _ in spec.vectors()},
-            checkpoint.tensor(patches.positions) if patches.positions else None,
+            checkpoint.tensor(patches.positions).reshape(patches.positions_shape) if patches.positions else None,
             checkpoint.tensor(patches.first).reshape(-1) if patches.first else None,
         )
 
@@ -75,7 +75,7 @@ def fitted(spec: VisionSpec, checkpoint: WeightFile) -> VisionSpec:
             spec = spec.without_optional_prefix()
         own = own_tensors(spec)
         for name, shape in own.items():
-            _check(checkpoint, name, shape)
+            _check(checkpoint, name, shape, of_one=name in (spec.patches.positions, spec.patches.first))
         others = {name for name in checkpoint.entries if not name.startswith(spec.prefixes)}
         ignored = spec.tower.ignored_tensors | others | own.keys()
         spec = replace(spec, tower=replace(spec.tower, ignored_tensors=ignored))
@@ -83,9 +83,10 @@ def fitted(spec: VisionSpec, checkpoint: WeightFile) -> VisionSpec:
     return spec
 
 
-def _check(checkpoint: WeightFile, name: str, shape: tuple[int, ...]) -> None:
+def _check(checkpoint: WeightFile, name: str, shape: tuple[int, ...], *, of_one: bool) -> None:
+    """Raise unless a tensor has this shape; `of_one`: or the shape of a batch of one image."""
     found = checkpoint.entries[name].shape if name in checkpoint.entries else None
-    if found != shape:
+    if found is None or found[-len(shape) :] != shape or any(each != 1 or not of_one for each in found[: -len(shape)]):
         stored = f"{checkpoint.name}: tensor {checkpoint.stored_name(name)}"
         raise CheckpointError(stored, "missing" if found is None else list(found), f"shape {list(shape)}")
     checkpoint.require_floats(name)

@@ -174,6 +174,8 @@ def expected_tensors(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
         if place.shape.bias:
             tensors[f"{place.stem}.bias"] = (total,)
         tensors |= dict.fromkeys(place.bounds, ())
+        if place.factors:
+            tensors[place.factors] = (place.shape.weight[0],)
     for stem, parts in ranges.items():
         if not _fills(sorted(set(parts))):  # a pair of layers can share a norm
             raise InvariantError(f"{stem}: the rows of its parts do not fill it: {sorted(parts)}")
@@ -205,13 +207,14 @@ class _Place:
     stem: str
     is_product: bool
     bounds: tuple[str, ...]
+    factors: str
 
     @classmethod
     def of(cls, spec: DecoderSpec, part: Part, shape: PartShape, layer: int = 0, expert: int = 0) -> _Place:
         """Return the place of a part."""
         source = spec.sources[part]
-        bounds = tuple(source.bounds_of(layer))
-        return cls(part, shape, source, source.stem_of(layer, expert), is_product(spec, part), bounds)
+        stem, bounds, factors = source.stem_of(layer, expert), tuple(source.bounds_of(layer)), source.factors_of(layer)
+        return cls(part, shape, source, stem, is_product(spec, part), bounds, factors)
 
     def dtype(self, matrices: str) -> str:
         """Return the dtype of the weight if matrices have the given one.
@@ -222,7 +225,8 @@ class _Place:
 
     def kept_blocks(self, of: _Stored) -> str:
         """Return the block type that the weight keeps; empty if it does not stay blocks."""
-        if of.weights != "auto" or self.source.factor != 1 or not (self.is_product or self.part in LOOKED_UP):
+        is_changed = self.source.factor != 1 or bool(self.factors)
+        if of.weights != "auto" or is_changed or not (self.is_product or self.part in LOOKED_UP):
             return ""
         return of.block_types.get(f"{self.stem}.weight", "")
 
@@ -366,12 +370,18 @@ class WeightReader:
             weight = _picked(lambda some: np.concatenate(each)[some], rows)
         else:
             weight = _picked(lambda some: self._read(name, place, some), rows)
-        weight = _multiplied(weight, place.source.factor)
+        factors = self._factors(place)
+        weight = _multiplied(weight, factors)
         if not place.shape.bias:
             return PartWeights(weight, blocks=blocks, bounds=self._bounds(place))
         name = self._named(f"{place.stem}.bias")
         bias = _picked(lambda some: self._checkpoint.tensor(name, some), self._rows(name, place))
-        return PartWeights(weight, _multiplied(bias, place.source.factor), blocks, bounds=self._bounds(place))
+        return PartWeights(weight, _multiplied(bias, factors), blocks, bounds=self._bounds(place))
+
+    def _factors(self, place: _Place) -> FloatArray:
+        """Return the factor of each row, or one for all."""
+        factor = np.float32(place.source.factor)
+        return self._checkpoint.tensor(self._named(place.factors)) * factor if place.factors else np.array(factor)
 
     def _bounds(self, place: _Place) -> tuple[float, ...] | None:
         """Return the bounds of a matrix; raises `CheckpointError` unless they are in order."""
@@ -435,12 +445,12 @@ def _picked(read: Callable[[slice], WeightArray], rows: slice | list[int]) -> We
     return picked
 
 
-def _multiplied(weight: WeightArray, factor: float) -> WeightArray:
-    """Return the numbers multiplied by a factor, in their dtype."""
-    if factor == 1:
+def _multiplied(weight: WeightArray, factors: FloatArray) -> WeightArray:
+    """Return the numbers multiplied by a factor, or each row by its own, in their dtype."""
+    if not factors.ndim and factors == 1:
         return weight
     is_half = weight.dtype == np.uint16
-    product = (widened(weight) if is_half else weight) * np.float32(factor)
+    product = (widened(weight) if is_half else weight) * factors.reshape(-1, *[1] * (weight.ndim - 1))
     found: WeightArray = narrowed(product) if is_half else product
     found.flags.writeable = False
     return found

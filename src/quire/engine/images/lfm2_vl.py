@@ -8,14 +8,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from quire.engine.images.layout import Plan
 from quire.engine.images.settings import ProcessorSettings
-from quire.engine.images.sizes import within_pixels
+from quire.engine.images.sizes import grids_of, nearest_grid, within_pixels
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -63,7 +62,7 @@ class Lfm2VLLayout:
             pixels=(least * cell**2, most * cell**2),
             tolerance=settings.number("max_pixels_tolerance", 2.0),
             tile=tile,
-            grids=_grids(fewest, many) if splits else (),
+            grids=grids_of(fewest, many) if splits else (),
             adds_whole=settings.flag("use_thumbnail", True),
             filter=settings.filter(BILINEAR),
         )
@@ -100,16 +99,4 @@ class Lfm2VLLayout:
         cells = [max(self.patch / self.cell, round(edge / self.cell)) for edge in (height, width)]
         if not self.grids or cells[0] * cells[1] * self.cell**2 <= self.pixels[1] * self.tolerance:
             return 1, 1
-        found, nearest = (1, 1), math.inf
-        for rows, columns in self.grids:
-            difference = abs(width / height - columns / rows)
-            is_larger = 2 * height * width > rows * columns * self.tile**2
-            if difference < nearest or (difference == nearest and is_larger):
-                found, nearest = (rows, columns), difference
-        return found
-
-
-def _grids(fewest: int, most: int) -> tuple[tuple[int, int], ...]:
-    """Return all rows and columns of this many tiles, the fewest first."""
-    grids = [(rows, columns) for columns in range(1, most + 1) for rows in range(1, most // columns + 1)]
-    return tuple(sorted((grid for grid in grids if grid[0] * grid[1] >= fewest), key=math.prod))
+        return nearest_grid((height, width), self.grids, self.tile**2)

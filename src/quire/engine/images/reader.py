@@ -44,6 +44,7 @@ LAYOUTS: Final[Mapping[str, str]] = MappingProxyType(
         "Gemma3ImageProcessor": "quire.engine.images.gemma3:Gemma3Layout",
         "Gemma4ImageProcessor": "quire.engine.images.gemma4:Gemma4Layout",
         "Gemma4UnifiedImageProcessor": "quire.engine.images.gemma4:Gemma4Layout",
+        "GotOcr2ImageProcessor": "quire.engine.images.internvl:InternVLLayout",
         "Idefics3ImageProcessor": "quire.engine.images.idefics3:Idefics3Layout",
         "Lfm2VlImageProcessor": "quire.engine.images.lfm2_vl:Lfm2VLLayout",
         "LlavaImageProcessor": "quire.engine.images.llava:LlavaLayout",

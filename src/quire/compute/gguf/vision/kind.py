@@ -208,10 +208,13 @@ class Kind:
             known = layer.isdecimal() and len(layer) < 6 and int(layer) in file.deep and part in DEEP_PARTS
             return f"{DEEP_LIST}{file.deep.index(int(layer))}.{DEEP_PARTS[part]}.{end}" if known else stored
         layer, _, part = stem.removeprefix(IN_LAYER).partition(".")
-        if not stem.startswith(IN_LAYER) or part not in self.in_layer:
+        if not stem.startswith(IN_LAYER) or not {part, f"{part}.{end}"} & self.in_layer.keys():
             return stored
+        module = f"{self.tower}{self.layers}{layer}."
+        if f"{part}.{end}" in self.in_layer:
+            return module + self.in_layer[f"{part}.{end}"]
         name = self.in_layer[SWAPPED.get(part, part) if file.swaps else part]
-        return f"{self.tower}{self.layers}{layer}.{name if end == WEIGHT else name.removesuffix(self.wrapper)}.{end}"
+        return f"{module}{name if end == WEIGHT else name.removesuffix(self.wrapper)}.{end}"
 
     def stored(self, name: str, file: EncoderFile) -> str:
         """Return the file's name for a tensor; the same name if files have no other."""
@@ -219,9 +222,13 @@ class Kind:
         whole, theirs = key_of(self.once, name), key_of(self.once, stem)
         if whole is not None or theirs is not None:
             return whole or f"{theirs}.{end}"
-        layer, _, part = stem.removeprefix(self.tower + self.layers).partition(".")
+        module = self.tower + self.layers
+        layer, _, inner = name.removeprefix(module).partition(".")
+        if name.startswith(module) and (theirs := key_of(self.in_layer, inner)) is not None:
+            return f"{IN_LAYER}{layer}.{theirs}"
+        layer, _, part = stem.removeprefix(module).partition(".")
         theirs = key_of(self.in_layer, part if end == WEIGHT else part + self.wrapper)
-        if not stem.startswith(self.tower + self.layers) or theirs is None:
+        if not stem.startswith(module) or theirs is None:
             return name
         return f"{IN_LAYER}{layer}.{SWAPPED.get(theirs, theirs) if file.swaps else theirs}.{end}"
 

@@ -12,6 +12,7 @@ from quire.compute.gguf.tensors import IMAGES
 from quire.compute.gguf.vision.gemma3 import GEMMA3, GEMMA3_OF_OLLAMA
 from quire.compute.gguf.vision.gemma4 import GEMMA4, GEMMA4_OF_OLLAMA
 from quire.compute.gguf.vision.idefics3 import IDEFICS3
+from quire.compute.gguf.vision.internvl import INTERNVL
 from quire.compute.gguf.vision.kind import Kind, OwnEncoder
 from quire.compute.gguf.vision.lfm2_vl import LFM2_VL
 from quire.compute.gguf.vision.llava import LLAVA
@@ -24,6 +25,7 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
         "gemma3": GEMMA3,
         "gemma4v": GEMMA4,
         "idefics3": IDEFICS3,
+        "internvl": INTERNVL,
         "lfm2": LFM2_VL,
         "mlp": LLAVA,
         "pixtral": PIXTRAL,

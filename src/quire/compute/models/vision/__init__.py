@@ -20,6 +20,7 @@ ENCODERS: Final = MappingProxyType(
         "Gemma4ForConditionalGeneration": "quire.compute.models.vision.gemma4",
         "Gemma4UnifiedForConditionalGeneration": "quire.compute.models.vision.gemma4_unified",
         "Idefics3ForConditionalGeneration": "quire.compute.models.vision.idefics3",
+        "InternVLForConditionalGeneration": "quire.compute.models.vision.internvl",
         "Lfm2VlForConditionalGeneration": "quire.compute.models.vision.lfm2_vl",
         "LlavaForConditionalGeneration": "quire.compute.models.vision.llava",
         "Mistral3ForConditionalGeneration": "quire.compute.models.vision.mistral3",
