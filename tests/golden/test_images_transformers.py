@@ -8,8 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from PIL import Image
 
+from quire.compute.vision.patches import tiles_of
+from quire.core.images import Image as PromptImage
 from quire.engine.text.prompts import encode_prompt
 from support.image_processors import processor
 from support.tiny_images import asked_about, file_of, open_tokenizer, picture, write_folder
@@ -33,6 +36,7 @@ SETTINGS = {
         {"max_soft_tokens": 140, "patch_size": 8, "image_processor_type": "Gemma4UnifiedImageProcessor"},
         {"pooling_kernel_size": 2, "resample": 2},
     ],
+    "LLaVA-NeXT": [{}, {"size": {"height": 56, "width": 56}, "image_grid_pinpoints": [[112, 112], [224, 56]]}],
     "InternVL": [{}, {"min_patches": 2, "max_patches": 6, "size": {"height": 42, "width": 56}, "resample": 2}],
     "Qwen2-VL": [
         {},
@@ -65,9 +69,9 @@ def test_tokens_and_pixels_are_those_of_transformers(
         (ids,) = expected["input_ids"]
         assert found.token_ids.tolist() == list(ids), size
         tiles = _tiles(expected["pixel_values"])
-        assert len(tiles) == len(found.images), size
-        for image, tile in zip(found.images, tiles, strict=True):
-            pixels = np.frombuffer(image.pixels, np.uint8).reshape(image.height, image.width, 3)
+        ours_cut = [tile for image in found.images for tile in _cut(image, family)]
+        assert len(tiles) == len(ours_cut), size
+        for pixels, tile in zip(ours_cut, tiles, strict=True):
             np.testing.assert_array_equal(pixels, np.moveaxis(np.asarray(tile), 0, -1), str(size))
 
 
@@ -86,6 +90,12 @@ def test_colours_are_those_of_transformers(kind: str) -> None:
     with Image.open(io.BytesIO(data)) as theirs:
         expected = convert_to_rgb(theirs, return_numpy=True)
     np.testing.assert_array_equal(np.asarray(decoded(opened(data, "image"), "image")), expected)
+
+
+def _cut(image: PromptImage, family: str) -> list[NDArray[np.uint8]]:
+    """Return the pixels of an image; the encoder of LLaVA-NeXT cuts it into tiles."""
+    tiles = tiles_of(image, 56) if family == "LLaVA-NeXT" else [image]
+    return [np.frombuffer(tile.pixels, np.uint8).reshape(tile.height, tile.width, 3) for tile in tiles]
 
 
 def _tiles(values: Any) -> list[Any]:

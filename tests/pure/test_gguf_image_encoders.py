@@ -145,7 +145,7 @@ def test_a_file_that_is_named_has_to_fit(made: Path, tmp_path: Path) -> None:
             {"mm_patch_merge_type": "spatial_unpad"},
             "mm_patch_merge_type is 'spatial_unpad'; allowed: none, as in LLaVA 1.5",
         ),
-        ({"image_grid_pinpoints": [336, 672]}, "quire does not cut images into tiles"),
+        ({"image_grid_pinpoints": [336, 672]}, "in a file without a tensor model.image_newline"),
         ({"feature_layer": [1, 2]}, "a list of one layer"),
         ({"feature_layer": [9]}, "vision_feature_layer is 9"),
         ({"image_mean": [0.5, 0.5]}, "image_mean"),
@@ -156,6 +156,20 @@ def test_other_kinds_of_llava_are_refused(made: Path, tmp_path: Path, changes: d
     model = put(made, tmp_path, kind="llava-clip")
     path = write_projector(made / "llava-clip", tmp_path / "x.gguf", **changes)
     assert words in refusal(path, model)
+
+
+def test_other_tiles_of_llava_next_are_refused(tmp_path: Path) -> None:
+    folder = write_vision_model(tmp_path / "folder", SETTINGS["llava-next"])
+    text, _ = write_pair(folder, tmp_path / "gguf")
+    for changes, words in (
+        (
+            {"image_grid_pinpoints": [56, 112, 56]},
+            "image_grid_pinpoints is [[56, 112], [56]]; allowed: a list",
+        ),
+        ({"image_grid_pinpoints": [56, 100]}, "image_grid_pinpoints is [[56, 100]]; allowed: multiples of 56"),
+        ({"mm_patch_merge_type": "flat"}, "mm_patch_merge_type is 'flat'; allowed: 'spatial_unpad'"),
+    ):
+        assert words in refusal(write_projector(folder, tmp_path / "x.gguf", **changes), text)
 
 
 def test_llava_takes_another_token_for_images_if_it_has_none_of_its_own(tmp_path: Path) -> None:

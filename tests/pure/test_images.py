@@ -560,6 +560,36 @@ def test_llava_cuts_a_square_from_the_middle(tmp_path: Path) -> None:
     assert [(each.height, each.width, each.num_tokens) for each in found.images] == [(56, 56, 16)]
 
 
+def test_llava_next_has_tokens_for_the_lines_that_show_the_image(tmp_path: Path) -> None:
+    sizes = {(112, 56): 4 * (8 + 1), (112, 30): 2 * (8 + 1), (30, 112): 8 * (2 + 1), (400, 2): None}
+    for size, tokens in sizes.items():
+        text, found = prompt_of(tmp_path, "LLaVA-NeXT", picture(*size))
+        assert f"USER: {'<image>' * (16 + (tokens or 0))}\nWhat" in text
+        assert [each.num_tokens for each in found.images] == [16, *([tokens] if tokens else [])]
+        assert (found.images[0].height, found.images[0].width) == (56, 56)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"image_grid_pinpoints": []}, "image_grid_pinpoints"),
+        ({"image_grid_pinpoints": [[56, 100]]}, "image_grid_pinpoints"),
+        ({"image_grid_pinpoints": [[56, 112, 56]]}, "image_grid_pinpoints"),
+        ({"image_grid_pinpoints": [[560, 560]]}, "image_grid_pinpoints"),
+        ({"image_grid_pinpoints": [[56 << 40, 56]]}, "image_grid_pinpoints"),
+        ({"image_grid_pinpoints": 7}, "image_grid_pinpoints"),
+        ({"crop_size": {"height": 28, "width": 28}}, "crop_size"),
+        ({"size": {"shortest_edge": 4096}, "crop_size": 4096, "patch_size": 1}, "patch_size"),
+    ],
+)
+def test_settings_of_llava_next_have_bounds(tmp_path: Path, changes: dict[str, Any], field: str) -> None:
+    write_folder(tmp_path, "LLaVA-NeXT", **{"patch_size": 14, **changes})
+    (tmp_path / "processor_config.json").write_text("{}")
+    with pytest.raises(CheckpointError) as caught:
+        ImageReader.open(ModelFolder(tmp_path), max_tokens=100)
+    assert caught.value.field.endswith(f"json: {field}")
+
+
 @pytest.mark.parametrize("size", [(1 << 20, 1), (1, 1 << 20)])
 def test_llava_refuses_an_image_that_would_become_too_long(tmp_path: Path, size: tuple[int, int]) -> None:
     with pytest.raises(InvalidRequestError, match="an image whose edges differ less"):
@@ -674,7 +704,7 @@ def test_lfm2_cuts_large_images(
 def test_a_size_that_the_encoder_does_not_take_is_refused(tmp_path: Path) -> None:
     write_folder(tmp_path, "Pixtral")
     files = ModelFolder(tmp_path)
-    images = ImageReader.open(files, max_tokens=100, num_rows=lambda height, width: height * width // 256 % 64)
+    images = ImageReader.open(files, max_tokens=100, num_rows=lambda height, width, _: height * width // 256 % 64)
     tokenizer = Tokenizer.open(files, vocab_size=512, images=images)
     assert len(encode_prompt(asked_about(picture(64, 64)), tokenizer).images) == 1
     with pytest.raises(InvalidRequestError, match="resized to 128 x 128 pixels'; allowed: a size that the"):

@@ -83,6 +83,16 @@ LLAVA_7B: dict[str, Any] = {
     "vision_feature_select_strategy": "default",
     "vocab_size": 32064,
 }
+LLAVA_1_6_7B: dict[str, Any] = {
+    **{**LLAVA_7B, "architectures": ["LlavaNextForConditionalGeneration"], "model_type": "llava_next"},
+    "image_grid_pinpoints": [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]],
+    "text_config": {
+        **{"architectures": ["MistralForCausalLM"], "intermediate_size": 14336, "max_position_embeddings": 32768},
+        **{"model_type": "mistral", "num_key_value_heads": 8, "rms_norm_eps": 1e-05, "rope_theta": 1000000.0},
+        **{"sliding_window": None, "torch_dtype": "bfloat16", "vocab_size": 32064},
+    },
+    "use_image_newline_parameter": True,
+}
 PIXTRAL_12B: dict[str, Any] = {
     "architectures": ["LlavaForConditionalGeneration"],
     "image_seq_length": 1,
@@ -227,6 +237,7 @@ PUBLISHED: dict[str, tuple[dict[str, Any], tuple[int, int], int, int]] = {
     "SmolVLM-256M-Instruct": (SMOLVLM_256M, (512, 512), 64, 256_484_928),
     "SmolVLM-Instruct": (SMOLVLM_2B, (384, 384), 81, 2_246_272_880),  # 6 pixels are left out
     "llava-1.5-7b-hf": (LLAVA_7B, (336, 336), 576, 7_063_427_072 - 12_598_272),  # without the last layer and norm
+    "llava-v1.6-mistral-7b-hf": (LLAVA_1_6_7B, (1008, 336), 1800, 7_566_747_648 - 12_598_272),
     "pixtral-12b": (PIXTRAL_12B, (1024, 768), 3072, 12_682_739_712),
     "Mistral-Small-3.1-24B": (MISTRAL_SMALL_24B, (1540, 1540), 3025, 24_011_361_280),
     "gemma-3-4b-it": (GEMMA3_4B, (896, 896), 256, 4_300_079_472),
@@ -297,6 +308,15 @@ def test_llava_leaves_out_the_last_layer_and_the_first_row(tmp_path: Path) -> No
         assert len(vision_of(read(tmp_path, changed(LLAVA_7B, vision_feature_layer=index))).tower.layers) == count
 
 
+def test_a_number_of_rows_tells_which_part_of_a_grid_of_tiles_is_left(tmp_path: Path) -> None:
+    vision = vision_of(read(tmp_path, LLAVA_1_6_7B))
+    assert vision.most_rows == 48 * 49
+    assert vision.num_placeholders(672, 672, wanted=24 * 49) == 24 * 49
+    assert vision.num_placeholders(672, 672, wanted=24 * 49 + 1) == 48 * 49
+    with pytest.raises(CheckpointError, match=r"image tiles is \(5, 1\); allowed: several, of whose parts no two"):
+        read(tmp_path, changed(LLAVA_1_6_7B, image_grid_pinpoints=[[5 * 336, 336]]))
+
+
 def test_memory_bounds_the_images_of_qwen_vl(tmp_path: Path) -> None:
     for pixels, num_patches in (
         ({}, 28 * 28 * 1280 // 196),
@@ -355,6 +375,18 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "several layers": (LLAVA_7B, {"vision_feature_layer": [-2, -5]}, "vision_feature_layer"),
     "no layer": (LLAVA_7B, {"vision_feature_layer": 0}, "from 1 to 24"),
     "the first row": (LLAVA_7B, {"vision_feature_select_strategy": "full"}, "vision_feature_select_strategy is 'full'"),
+    "sizes of tiles in one list": (LLAVA_1_6_7B, {"image_grid_pinpoints": [336, 672]}, "image_grid_pinpoints is"),
+    "no sizes of tiles": (LLAVA_1_6_7B, {"image_grid_pinpoints": []}, "image_grid_pinpoints is"),
+    "a part of a tile": (LLAVA_1_6_7B, {"image_grid_pinpoints": [[336, 500]]}, "image_grid_pinpoints is"),
+    "many tiles": (LLAVA_1_6_7B, {"image_grid_pinpoints": [[3360, 3360]]}, "for up to 64 tiles"),
+    "no ends of lines": (
+        *(LLAVA_1_6_7B, {"use_image_newline_parameter": False}),
+        "use_image_newline_parameter is False",
+    ),
+    "a tower without tiles": (
+        *(LLAVA_1_6_7B, {"vision_config__model_type": "pixtral", "vision_feature_select_strategy": "full"}),
+        "model_type is 'pixtral'",
+    ),
     "an average of no whole squares": (GEMMA3_4B, {"mm_tokens_per_image": 225}, "mm_tokens_per_image is 225"),
     "an average of another number": (GEMMA3_4B, {"mm_tokens_per_image": 200}, "mm_tokens_per_image is 200"),
     "a tower that is no SigLIP": (GEMMA3_4B, {"vision_config__model_type": "clip"}, "model_type is 'clip'"),

@@ -193,8 +193,12 @@ def _settings(draw: random.Random, kind: str) -> list[Pair]:
     ]
     if kind == "mlp" and draw.random() < 0.3:
         pairs.append(Pair(b"clip.vision.feature_layer", ARRAY, draw.choice([[1], [1], [0, 1]]), U32))
-    if kind == "mlp" and draw.random() < 0.1:
-        pairs.append(Pair(b"clip.vision.mm_patch_merge_type", STRING, b"spatial_unpad"))
+    if kind == "mlp" and draw.random() < 0.2:
+        sides = [SIDE * PATCH * draw.choice([1, 2, 2, 2, 3, 3]) for _ in range(draw.choice([2, 2, 4, 4, 3]))]
+        pairs.append(Pair(b"clip.vision.image_grid_pinpoints", ARRAY, sides, U32))
+    if kind == "mlp" and draw.random() < 0.3:
+        merged = draw.choice([b"spatial_unpad", b"flat"])
+        pairs.append(Pair(b"clip.vision.mm_patch_merge_type", STRING, merged))
     return pairs
 
 
@@ -291,6 +295,8 @@ def _connector(draw: random.Random, kind: str) -> Iterator[tuple[str, list[int]]
             yield "mm.0.bias", [SIZE]
             yield "mm.2.weight", [SIZE, SIZE]
             yield "mm.2.bias", [SIZE]
+            if draw.random() < 0.5:
+                yield "model.image_newline", [SIZE]
         case "qwen3vl_merger":
             yield "mm.0.weight", [4 * ROWS, 4 * ROWS]
             yield "mm.0.bias", [4 * ROWS]

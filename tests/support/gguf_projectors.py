@@ -53,6 +53,7 @@ KINDS = {
     "InternVL": "internvl",
     "Lfm2Vl": "lfm2",
     "Llava": "mlp",
+    "LlavaNext": "mlp",
     "Mistral3": "pixtral",
     "Qwen2VL": "qwen2vl_merger",
     "Qwen2_5_VL": "qwen2.5vl_merger",
@@ -73,7 +74,14 @@ TOKENS = {
 NAMES = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, 8)
 OF_IMAGES = (
     *("model.vision_model.", "model.connector.", "vision_tower.", "multi_modal_projector."),
-    *("model.vision_tower.", "model.multi_modal_projector.", "model.embed_vision.", "visual.", "model.visual."),
+    *(
+        "image_newline",
+        "model.vision_tower.",
+        "model.multi_modal_projector.",
+        "model.embed_vision.",
+        "visual.",
+        "model.visual.",
+    ),
 )
 Numbers = NDArray[np.float32]
 
@@ -138,6 +146,9 @@ def write_projector(folder: Path, path: Path, kind: str = "F32", *, splits: bool
     if projector == "mlp":
         count = settings["block_count"] = settings["block_count"] + 1 + config.get("vision_feature_layer", -2)
         settings |= {"feature_layer": [count], "projection_dim": 768}  # that of CLIP itself
+    if "image_grid_pinpoints" in config:
+        settings |= {"mm_patch_merge_type": "spatial_unpad"}
+        settings |= {"image_grid_pinpoints": [edge for size in config["image_grid_pinpoints"] for edge in size]}
     settings |= _of_tiles(config, projector, processor)
     if projector == "gemma3":
         patches = vision["image_size"] // vision["patch_size"]
@@ -329,6 +340,9 @@ def _stored(tensors: dict[str, Numbers], settings: dict[str, Any], kind: str) ->
             continue
         if kind == "gemma4v":
             yield _of_gemma4(name, numbers)
+            continue
+        if name == "image_newline":
+            yield "model.image_newline", numbers
             continue
         if kind == "internvl":
             yield _of_internvl(name), numbers

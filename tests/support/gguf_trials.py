@@ -70,9 +70,9 @@ def _reader(file: GgufFile, vision: VisionSpec) -> ImageReader:
     VisionWeights.load(own, tensors, "float32")
     assert vision_bytes(vision, "bfloat16", tensors.block_types) > 0
 
-    def num_rows(height: int, width: int) -> int:
+    def num_rows(height: int, width: int, wanted: int) -> int:
         try:
-            return vision.num_placeholders(height, width)
+            return vision.num_placeholders(height, width, wanted)
         except InvariantError:
             return 0
 

@@ -36,6 +36,14 @@ PREPARED: Final[dict[str, tuple[str, dict[str, Any], dict[str, Any]]]] = {
         {"patch_size": 6, "vision_feature_select_strategy": "full"},
     ),
     "llava-pixtral": ("Pixtral", {"size": {"longest_edge": TILE}, "patch_size": 7}, {"patch_size": 7}),
+    "llava-next": (
+        "LLaVA-NeXT",
+        {
+            **{"size": {"shortest_edge": TILE}, "crop_size": {"height": TILE, "width": TILE}},
+            "image_grid_pinpoints": SETTINGS["llava-next"]["image_grid_pinpoints"],
+        },
+        {"patch_size": 14},
+    ),
     "mistral3": (
         "Pixtral",
         {"size": {"longest_edge": TILE}, "patch_size": 7},

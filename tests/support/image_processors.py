@@ -115,6 +115,17 @@ def processor(family: str, folder: Path) -> Any:
         from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
 
         return Gemma4(Gemma4ImageProcessorPil.from_pretrained(folder), tokenizer)
+    if family == "LLaVA-NeXT":
+        from transformers.models.llava_next.image_processing_pil_llava_next import LlavaNextImageProcessorPil
+
+        images = LlavaNextImageProcessorPil.from_pretrained(folder)
+        return transformers.LlavaNextProcessor(
+            images,
+            tokenizer,
+            patch_size=settings["patch_size"],
+            vision_feature_select_strategy="default",
+            num_additional_image_tokens=1,
+        )
     if family == "InternVL":
         from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 

@@ -95,6 +95,21 @@ FOLDERS: Final[dict[str, dict[str, Any]]] = {
             "processor_class": "LlavaProcessor",
         },
     },
+    "LLaVA-NeXT": {
+        "template": LLAVA,
+        "control": ["<image>", "</s>"],
+        "preprocessor_config.json": {
+            "image_processor_type": "LlavaNextImageProcessor",
+            "size": {"shortest_edge": 56},
+            "crop_size": {"height": 56, "width": 56},
+            "image_grid_pinpoints": [[56, 112], [112, 56], [112, 112], [168, 56], [56, 168]],
+            **{"do_center_crop": True, "do_pad": True, "resample": 3},
+        },
+        "processor_config.json": {
+            **{"patch_size": 14, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1},
+            "processor_class": "LlavaNextProcessor",
+        },
+    },
     "Pixtral": {
         "template": PIXTRAL,
         "control": ["<s>", "</s>", "[INST]", "[/INST]", "[IMG]", "[IMG_BREAK]", "[IMG_END]"],

@@ -476,6 +476,7 @@ CAUSAL = {
     "InternVL": "InternVLForConditionalGeneration",
     "Lfm2Vl": "Lfm2VlForConditionalGeneration",
     "Llava": "LlavaForConditionalGeneration",
+    "LlavaNext": "LlavaNextForConditionalGeneration",
     "Mistral3": "Mistral3ForConditionalGeneration",
     "Qwen2VL": "Qwen2VLForConditionalGeneration",
     "Qwen2_5_VL": "Qwen2_5_VLForConditionalGeneration",
@@ -596,6 +597,10 @@ def image_rows(model: Any, pixels: NDArray[np.float32]) -> NDArray[np.float32]:
     deep = getattr(features, "deepstack_features", None) or []
     parts = [torch.cat([torch.as_tensor(each) for each in rows]) for rows in (features.pooler_output, *deep)]
     found: NDArray[np.float32] = torch.cat(parts, dim=1).float().numpy()
+    if _named(model, "LlavaNext"):
+        vision = model.config.vision_config
+        of_whole = (vision.image_size // vision.patch_size) ** 2
+        return found[:of_whole] if pixels.shape[1:] == (vision.image_size,) * 2 else found[of_whole:]
     return found
 
 
@@ -641,6 +646,15 @@ def _image_inputs(model: Any, pixels: NDArray[np.float32]) -> dict[str, Any]:
             "pixel_values": frames.repeat(1, 1, 1, vision.temporal_patch_size, 1, 1).flatten(2)[0],
             "image_grid_thw": grid,
         }
+    if _named(model, "LlavaNext"):  # the copy of the whole, and the tiles of the larger image; one of both is empty
+        side, (height, width) = model.config.vision_config.image_size, pixels.shape[1:]
+        tiles = _cut(batch, side, 1)[0]
+        if len(tiles) == 1:
+            height, width = model.config.image_grid_pinpoints[0]
+            whole, tiles = tiles, torch.zeros(height * width // side**2, *tiles.shape[1:], dtype=model.dtype)
+        else:
+            whole = torch.zeros_like(tiles[:1])
+        return {"pixel_values": torch.cat([whole, tiles])[None], "image_sizes": torch.tensor([[height, width]])}
     if _named(model, "Gemma4"):
         vision = model.config.vision_config
         is_unified = _named(model, "Gemma4Unified")

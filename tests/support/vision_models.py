@@ -81,6 +81,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
         **{"vision_feature_layer": -1, "vision_feature_select_strategy": "full"},
         "vision_config": {**EYE, "model_type": "pixtral", "hidden_act": "silu"},
     },
+    "llava-next": {
+        **{"architectures": ["LlavaNextForConditionalGeneration"], "image_token_index": 5, "text_config": TEXT},
+        "vision_config": {**EYE, "model_type": "clip_vision_model", "patch_size": 14},
+        "image_grid_pinpoints": [[56, 112], [112, 56], [112, 112], [168, 56], [56, 168]],
+    },
     "mistral3": {
         **{"architectures": ["Mistral3ForConditionalGeneration"], "image_token_index": 5, "spatial_merge_size": 2},
         "tie_word_embeddings": False,
@@ -212,6 +217,7 @@ OF_ANY_SIZE = ("lfm2-vl", "qwen2-vl", "qwen2-5-vl", "qwen3-vl", "qwen3-vl-moe", 
 SIZES = {name: ANY_SIZE if name in OF_ANY_SIZE else [(56, 56)] for name in SETTINGS}
 IN_CELLS = [(36, 36), (24, 48), (12, 144), (108, 24)]
 SIZES |= {"gemma4": IN_CELLS, "gemma4-31b": IN_CELLS, "gemma4-unified": IN_CELLS}
+SIZES |= {"llava-next": [(56, 56), (56, 112), (112, 112), (168, 56)]}
 SIZES |= {"llava-pixtral": UP_TO_56, "mistral3": UP_TO_56}
 """Height and width of the images for each model."""
 

@@ -100,9 +100,9 @@ class EngineBlueprint:
         if vision is None or self.config.skip_tokenizer_init:
             return None
 
-        def num_rows(height: int, width: int) -> int:
+        def num_rows(height: int, width: int, wanted: int) -> int:
             try:
-                return vision.num_placeholders(height, width)
+                return vision.num_placeholders(height, width, wanted)
             except InvariantError:  # no such size reaches the engine
                 return 0
 

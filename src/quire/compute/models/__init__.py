@@ -81,6 +81,7 @@ FAMILIES: Final = MappingProxyType(
         "InternVLForConditionalGeneration": "quire.compute.models.internvl",
         "LlamaForCausalLM": "quire.compute.models.llama",
         "LlavaForConditionalGeneration": "quire.compute.models.llava",
+        "LlavaNextForConditionalGeneration": "quire.compute.models.llava_next",
         "MiniCPM3ForCausalLM": "quire.compute.models.minicpm3",
         "MiniMaxM2ForCausalLM": "quire.compute.models.minimax_m2",
         "MPNetModel": "quire.compute.models.mpnet",

@@ -18,13 +18,20 @@ IMAGES: Final = ("multi_modal_projector.", "vision_tower.")
 MODELS: Final = MappingProxyType(
     {"llama": llama.decoder_spec, "mistral": mistral.decoder_spec, "qwen2": qwen2.decoder_spec}
 )
+SIZES: Final = MappingProxyType(
+    {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "vocab_size": 32_000}
+)
 DEFAULTS: Final = MappingProxyType(
     {
-        **{"hidden_size": 4096, "intermediate_size": 11_008, "num_hidden_layers": 32, "num_attention_heads": 32},
-        **{"vocab_size": 32_000, "max_position_embeddings": 2048},
+        "llama": {**SIZES, "intermediate_size": 11_008, "max_position_embeddings": 2048},
+        "mistral": {
+            **SIZES,
+            **{"intermediate_size": 14_336, "max_position_embeddings": 131_072, "num_key_value_heads": 8},
+        },
+        "qwen2": {},
     }
 )
-"""Sizes of Llama that published folders leave out."""
+"""Sizes that published folders leave out."""
 
 
 def decoder_spec(config: ConfigFile, max_length: int | None = None) -> DecoderSpec:
@@ -32,5 +39,5 @@ def decoder_spec(config: ConfigFile, max_length: int | None = None) -> DecoderSp
     text = text_config(config)
     text.require("model_type", *MODELS, None)
     family = str(text.fields.get("model_type") or "llama")
-    spec = MODELS[family](text.over(DEFAULTS) if family == "llama" else text, max_length)
+    spec = MODELS[family](text.over(DEFAULTS[family]), max_length)
     return with_other_tensors(spec, TEXT.__add__, IMAGES)

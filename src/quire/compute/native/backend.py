@@ -24,7 +24,7 @@ from quire.compute.native.load import (
     kernels_for,
     load_parts,
 )
-from quire.compute.vision.encoder import most_rows, row_bytes
+from quire.compute.vision.encoder import rows_bytes
 from quire.compute.vision.weights import vision_bytes
 from quire.compute.weights.codes import coded_row_bytes, in_groups
 from quire.compute.weights.decoder_weights import NUMBER_BYTES, kept_type, weight_bytes
@@ -159,5 +159,4 @@ def _stored_dtype(model: ModelDescription, name: str) -> str:
 
 def _image_bytes(vision: VisionSpec, text: DecoderSpec, settings: NativeSettings) -> int:
     """Return the bytes for encoding an image, and for the rows of encoded ones."""
-    rows = most_rows(vision, text) * row_bytes(text)
-    return native_memory(vision, settings.dtype, settings.num_threads) + rows
+    return native_memory(vision, settings.dtype, settings.num_threads) + rows_bytes(vision, text)

@@ -11,7 +11,7 @@ from quire.compute.models.guess_layer import joined_row_bytes
 from quire.compute.models.vision.spec import VisionSpec
 from quire.compute.reference.images import reference_memory
 from quire.compute.reference.load import block_spec, load_parts
-from quire.compute.vision.encoder import most_rows, row_bytes
+from quire.compute.vision.encoder import rows_bytes
 from quire.compute.vision.weights import vision_bytes
 from quire.compute.weights.codes import in_groups
 from quire.compute.weights.decoder_weights import weight_bytes
@@ -96,4 +96,4 @@ def _activation_bytes(spec: DecoderSpec, config: ResolvedConfig) -> int:
 
 def _image_bytes(vision: VisionSpec, text: DecoderSpec) -> int:
     """Return about the bytes for encoding an image, and for the rows of encoded ones."""
-    return reference_memory(vision) + most_rows(vision, text) * row_bytes(text)
+    return reference_memory(vision) + rows_bytes(vision, text)

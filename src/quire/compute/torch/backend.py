@@ -32,7 +32,7 @@ from quire.compute.torch.settings import (
     device_needs,
     image_bytes,
 )
-from quire.compute.vision.encoder import most_rows, row_bytes
+from quire.compute.vision.encoder import rows_bytes
 from quire.compute.vision.weights import vision_bytes
 from quire.core.config import EngineConfig, ResolvedConfig
 from quire.core.errors import InvalidConfigError
@@ -238,7 +238,7 @@ def _weight_bytes(models: Sequence[ModelDescription], settings: TorchSettings) -
 
 def _image_bytes(vision: VisionSpec, text: DecoderSpec, settings: TorchSettings) -> int:
     """Return the bytes for encoding an image; the rows of encoded ones are in the memory of the host."""
-    rows = most_rows(vision, text) * row_bytes(text) if settings.device == "cpu" else 0
+    rows = rows_bytes(vision, text) if settings.device == "cpu" else 0
     return image_bytes(vision, settings) + rows
 
 

@@ -23,7 +23,7 @@ from quire.compute.arrays import FloatArray, IntArray
 from quire.compute.models.base import DecoderSpec
 from quire.compute.models.parts import NormKind, NormSpec
 from quire.compute.models.vision.spec import WINDOW_ROWS, Average, Join, Matrix, Norm, Scale, Step, VisionSpec
-from quire.compute.vision.patches import patch_rows, resized, tower_order
+from quire.compute.vision.patches import joined_tiles, patch_rows, resized, tiles_of, tower_order
 from quire.compute.vision.weights import VisionWeights
 from quire.compute.weights.decoder_weights import PartWeights
 from quire.compute.worker.cache_engine import CacheArray, CacheEngine, LayerCache
@@ -115,6 +115,16 @@ class TowerEncoder:
 
     def _parts(self, image: Image) -> Generator[None, None, FloatArray]:
         """Compute an image, with a pause after each part; return a row for each placeholder."""
+        grid, tiled = self.spec.grid_of(image.height, image.width), self.spec.tiled
+        if grid is None or tiled is None:
+            return (yield from self._of_tile(image))
+        rows = list[FloatArray]()
+        for tile in tiles_of(image, self.spec.patches.image_size or 0):
+            rows.append((yield from self._of_tile(tile)))
+        return joined_tiles(np.stack(rows), grid, image.num_tokens, self._weights.vectors[tiled.newline])
+
+    def _of_tile(self, image: Image) -> Generator[None, None, FloatArray]:
+        """Compute an image that is one sequence of the tower."""
         patches = self.spec.patches
         grid = patches.grid(image.height, image.width)
         order = tower_order(grid, patches.merge, patches.window)
@@ -267,7 +277,12 @@ def row_bytes(text: DecoderSpec) -> int:
     return text.hidden_size * (1 + text.deep_rows) * np.dtype(np.float32).itemsize
 
 
+def rows_bytes(spec: VisionSpec, text: DecoderSpec) -> int:
+    """Return the bytes for rows of encoded images, and for those of tiles that are being joined to one image."""
+    joined = 0 if spec.tiled is None else 2 * spec.most_rows
+    return (most_rows(spec, text) + joined) * row_bytes(text)
+
+
 def most_rows(spec: VisionSpec, text: DecoderSpec) -> int:
     """Return the most rows of encoded images in memory."""
-    largest = spec.patches.max_patches // spec.patches.merge**2
-    return room_for(row_bytes(text), largest, text.context_length)
+    return room_for(row_bytes(text), spec.most_rows, text.context_length)

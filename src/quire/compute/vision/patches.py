@@ -6,12 +6,15 @@ red, green, blue: its pixels row by row
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from quire.compute.arrays import FloatArray, IntArray
-from quire.compute.models.vision.spec import VisionSpec
+from quire.compute.models.vision.spec import VisionSpec, cropped
+from quire.core.errors import InvariantError
 from quire.core.images import CHANNELS, Image
 
 LEVELS: Final = 256
@@ -31,6 +34,32 @@ def patch_rows(image: Image, spec: VisionSpec) -> FloatArray:
         return each
     frames = each.reshape(rows * columns, CHANNELS, 1, patches.size**2).repeat(patches.frames, axis=2)
     return frames.reshape(rows * columns, -1)
+
+
+def tiles_of(image: Image, side: int) -> list[Image]:
+    """Return the square tiles of an image, row by row. Does not mutate."""
+    pixels = np.frombuffer(image.pixels, np.uint8).reshape(image.height, image.width, CHANNELS)
+    return [
+        replace(image, height=side, width=side, pixels=pixels[top : top + side, left : left + side].tobytes())
+        for top in range(0, image.height, side)
+        for left in range(0, image.width, side)
+    ]
+
+
+def joined_tiles(rows: FloatArray, grid: tuple[int, int], num_rows: int, newline: FloatArray) -> FloatArray:
+    """Return the rows of tiles, `[num_tiles, tile_rows, size]`, line by line through all tiles, each with a last row.
+
+    `grid`: the lines of all tiles, and the columns. Only the middle part is returned that has `num_rows` in total.
+    """
+    part = cropped(grid, num_rows)
+    if part is None:
+        raise InvariantError(f"{num_rows} rows are no part of {grid[0]} lines of {grid[1]} rows")
+    (lines, columns), side, size = grid, math.isqrt(rows.shape[1]), rows.shape[2]
+    whole = rows.reshape(lines // side, columns // side, side, side, size).transpose(0, 2, 1, 3, 4)
+    top, left = ((count - kept) // 2 for count, kept in zip(grid, part, strict=True))
+    middle = whole.reshape(lines, columns, size)[top : top + part[0], left : left + part[1]]
+    ends = np.broadcast_to(newline, (part[0], 1, size))
+    return np.ascontiguousarray(np.concatenate([middle, ends], axis=1).reshape(num_rows, size), np.float32)
 
 
 def normalised_levels(spec: VisionSpec) -> FloatArray:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 from quire.core.errors import CheckpointError, InvalidRequestError, RequestTooLargeError
 from quire.core.images import MIN_IMAGE_TOKENS, Image
@@ -48,6 +48,7 @@ LAYOUTS: Final[Mapping[str, str]] = MappingProxyType(
         "Idefics3ImageProcessor": "quire.engine.images.idefics3:Idefics3Layout",
         "Lfm2VlImageProcessor": "quire.engine.images.lfm2_vl:Lfm2VLLayout",
         "LlavaImageProcessor": "quire.engine.images.llava:LlavaLayout",
+        "LlavaNextImageProcessor": "quire.engine.images.llava_next:LlavaNextLayout",
         "PixtralImageProcessor": "quire.engine.images.pixtral:PixtralLayout",
         "Qwen2VLImageProcessor": "quire.engine.images.qwen2_vl:Qwen2VLLayout",
         "Qwen2_5_VLImageProcessor": "quire.engine.images.qwen2_vl:Qwen2VLLayout",
@@ -56,6 +57,9 @@ LAYOUTS: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 """The class that prepares images in `transformers` → the layout."""
+
+NumRows: TypeAlias = Callable[[int, int, int], int]
+"""From height, width and a number of placeholders to the number of rows."""
 
 GIVEN: Final = "bytes, a pathlib.Path, an image of Pillow, a data URL or base64"
 
@@ -82,11 +86,11 @@ class ReadImage:
 class ImageReader:
     """Reads images for one model. Immutable; threads can share it."""
 
-    def __init__(self, layout: Layout, *, max_tokens: int, num_rows: Callable[[int, int], int] | None = None) -> None:
+    def __init__(self, layout: Layout, *, max_tokens: int, num_rows: NumRows | None = None) -> None:
         """Make a reader; images with more tokens than `max_tokens` are refused.
 
-        `num_rows`: the rows that the image encoder makes of a tile of a height and width, 0: it does not take that
-        size; None: any number.
+        `num_rows`: the rows that the image encoder makes of a tile of a height and width, for a number of placeholders,
+        0: it does not take that size; None: any number.
         """
         self.marker = layout.marker
         self.placeholder = layout.placeholder
@@ -102,7 +106,7 @@ class ImageReader:
         files: ModelFiles,
         *,
         max_tokens: int,
-        num_rows: Callable[[int, int], int] | None = None,
+        num_rows: NumRows | None = None,
         max_patches: int = MOST_PATCHES,
         placeholder_id: int | None = None,
     ) -> ImageReader:
@@ -124,7 +128,7 @@ class ImageReader:
         reader.placeholder_id = placeholder_id
         return reader
 
-    def _require_rows(self, num_rows: Callable[[int, int], int], where: str) -> None:
+    def _require_rows(self, num_rows: NumRows, where: str) -> None:
         from PIL import Image as pillow
 
         try:
@@ -132,7 +136,8 @@ class ImageReader:
         except InvalidRequestError as error:
             raise CheckpointError(f"{where}: a usual image", error.value, error.allowed) from error
         for tile in tiles:
-            found, expected = tile.tokens.count(self.placeholder), num_rows(tile.height, tile.width)
+            found = tile.tokens.count(self.placeholder)
+            expected = num_rows(tile.height, tile.width, found)
             if found != expected:
                 allowed = f"{expected}, as many as its image encoder makes"
                 raise CheckpointError(f"{where}: tokens of {tile.height} x {tile.width} pixels", found, allowed)
@@ -177,8 +182,8 @@ class ImageReader:
     def _read(self, where: str, image: pillow.Image) -> ReadImage:
         read = self._tiles(decoded(image, where), where)
         for tile in read.tiles:
-            size, num_rows = f"{tile.width} x {tile.height} pixels", self._num_rows
-            if num_rows is not None and num_rows(tile.height, tile.width) != tile.tokens.count(self.placeholder):
+            size, count = f"{tile.width} x {tile.height} pixels", tile.tokens.count(self.placeholder)
+            if self._num_rows is not None and self._num_rows(tile.height, tile.width, count) != count:
                 raise InvalidRequestError(where, f"resized to {size}", "a size that the image encoder takes")
         return read
 

@@ -32,6 +32,7 @@ FIRST_ROW: Final = "v.class_embd"
 IN_LAYER: Final = "v.blk."
 POSITIONS: Final = "v.position_embd.weight"
 BILINEAR, BICUBIC, LANCZOS = 2, 3, 1
+"""Filters of images, by Pillow's numbers."""
 NEXT_TO_IMAGES: Final = ("", "language_model.")
 IN_MODEL: Final = ("model.", "model.language_model.")
 """The beginning of the names of a text model's tensors, alone and next to an image encoder."""
@@ -159,10 +160,11 @@ class Kind:
     in the vocabulary stands for images.
 
     `tower`, `layers` and `projector`: the modules of the encoder, of its layers in it, and of what makes rows for the
-    text model. `in_tower`, `in_layer` and `in_projector`: tensors in a file → their names in these modules. `output`:
-    the matrix that makes the rows, and the dimension of these. `pieces`: tensors that are a part of one: which, and of
-    how many. `unused`: tensors of which the text model has a copy. `others`: the beginnings of the names of tensors
-    that are not for images. `wrapper`: the end of the names of matrices in layers that the names of their bounds lack.
+    text model. `in_tower`, `in_layer` and `in_projector`: tensors in a file → their names in these modules; `around`:
+    those outside of them. `output`: the matrix that makes the rows, and the dimension of these. `pieces`: tensors that
+    are a part of one: which, and of how many. `unused`: tensors of which the text model has a copy. `others`: the
+    beginnings of the names of tensors that are not for images. `wrapper`: the end of the names of matrices in layers
+    that the names of their bounds lack.
 
     `config` and `processor` make settings from those of the file, `text` those of the text model from its settings
     alone and in its file, `entry` a tensor in the order of Hugging Face. `families`: other families by the architecture
@@ -181,6 +183,7 @@ class Kind:
     projector: str = "multi_modal_projector."
     in_tower: Mapping[str, str] = field(default_factory=lambda: AROUND)
     in_layer: Mapping[str, str] = field(default_factory=lambda: LAYER)
+    around: Mapping[str, str] = field(default_factory=dict)
     output: tuple[str, int] = ("mm.2.weight", 0)
     entry: Callable[[EncoderFile, str, GgufTensor], GgufEntry] = plain
     text: Callable[[Object, EncoderFile, Mapping[str, object]], Object] = _same
@@ -193,7 +196,7 @@ class Kind:
     @cached_property
     def once(self) -> Mapping[str, str]:
         """The tensors outside of layers, and their names in Hugging Face."""
-        parts = ((self.tower, self.in_tower), (self.projector, self.in_projector))
+        parts = ((self.tower, self.in_tower), (self.projector, self.in_projector), ("", self.around))
         return {theirs: module + ours for module, names in parts for theirs, ours in names.items()}
 
     def name_of(self, stored: str, file: EncoderFile) -> str:

@@ -15,7 +15,7 @@ from quire.compute.gguf.vision.idefics3 import IDEFICS3
 from quire.compute.gguf.vision.internvl import INTERNVL
 from quire.compute.gguf.vision.kind import Kind, OwnEncoder
 from quire.compute.gguf.vision.lfm2_vl import LFM2_VL
-from quire.compute.gguf.vision.llava import LLAVA
+from quire.compute.gguf.vision.llava import LLAVA, LLAVA_NEXT, NEWLINES
 from quire.compute.gguf.vision.pixtral import MERGER, PIXTRAL, PIXTRAL_12B, PIXTRAL_OF_OLLAMA
 from quire.compute.gguf.vision.qwen_vl import QWEN2_5_VL, QWEN2_5_VL_OF_OLLAMA, QWEN2_VL, QWEN3_VL, QWEN3_VL_OF_OLLAMA
 from quire.compute.models.config_file import ConfigFile
@@ -52,6 +52,8 @@ LAYERS: Final = "vision.block_count"
 
 def kind_of(name: str, tensors: Mapping[str, GgufTensor]) -> Kind:
     """Return the kind of a file with these tensors."""
+    if name == "mlp" and not tensors.keys().isdisjoint(NEWLINES):
+        return LLAVA_NEXT
     return PIXTRAL_12B if name == "pixtral" and MERGER not in tensors else KINDS[name]
 
 

@@ -23,6 +23,7 @@ ENCODERS: Final = MappingProxyType(
         "InternVLForConditionalGeneration": "quire.compute.models.vision.internvl",
         "Lfm2VlForConditionalGeneration": "quire.compute.models.vision.lfm2_vl",
         "LlavaForConditionalGeneration": "quire.compute.models.vision.llava",
+        "LlavaNextForConditionalGeneration": "quire.compute.models.vision.llava_next",
         "Mistral3ForConditionalGeneration": "quire.compute.models.vision.mistral3",
         "Qwen2VLForConditionalGeneration": "quire.compute.models.vision.qwen2_vl",
         "Qwen2_5_VLForConditionalGeneration": "quire.compute.models.vision.qwen2_5_vl",

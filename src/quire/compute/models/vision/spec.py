@@ -179,6 +179,19 @@ class Patches:
 
 
 @dataclass(frozen=True, slots=True)
+class Tiled:
+    """Larger images than a tile, which has the height and width of all others; the rows of tiles form a grid.
+
+    `grids`: the rows and columns of tiles that an image may have. The same number of lines is left out at both ends of
+    the grid of rows, or of columns at both sides, so that those are left for which the text has placeholders. At the
+    end of each line, the vector `newline` is a row of its own.
+    """
+
+    grids: tuple[tuple[int, int], ...]
+    newline: str
+
+
+@dataclass(frozen=True, slots=True)
 class VisionSpec:
     """The image encoder of a model.
 
@@ -187,6 +200,7 @@ class VisionSpec:
     `prefixes`. Some checkpoints lack the last part of `optional_prefix` in their names. `has_axes`: in the text, the
     tokens of an image have coordinates. `deep`: where more numbers of each row come from; see `DecoderSpec.deep_rows`.
     `in_windows`: the layers of the tower whose rows attend to those of their window only. A tower may have no layers.
+    `tiled`: the larger images that an encoder of tiles takes; None: none.
     """
 
     placeholder: int
@@ -201,6 +215,7 @@ class VisionSpec:
     has_axes: bool = False
     deep: tuple[Deep, ...] = ()
     in_windows: tuple[int, ...] = ()
+    tiled: Tiled | None = None
 
     def __post_init__(self) -> None:
         size, patches = self.tower.hidden_size, self.patches
@@ -208,13 +223,37 @@ class VisionSpec:
             raise CheckpointError("patches", patches.matrix.shape, f"a matrix from pixels to {size} numbers")
         for steps in (self.connector, *(each.steps for each in self.deep)):
             _check_steps(steps, size, patches.merge)
+        for grid in () if self.tiled is None else self.tiled.grids:
+            _check_grid(grid, (patches.image_size or 0) // patches.size // patches.merge)
         if not self.tower.attention.bidirectional or self.tower.vocab_size:
             raise CheckpointError("image tower", "a decoder", "an encoder without a vocabulary")
 
-    def num_placeholders(self, height: int, width: int) -> int:
-        """Return the rows of an image for the text model; raises unless its size is allowed."""
-        rows, columns = self.patches.grid(height, width)
-        return rows * columns // self.patches.merge**2
+    def num_placeholders(self, height: int, width: int, wanted: int | None = None) -> int:
+        """Return the rows of an image for the text model; raises unless its size is allowed.
+
+        `wanted`: a number of rows that remain of a grid of tiles; without it, or if there is no such part, all remain.
+        """
+        grid = self.grid_of(height, width)
+        if grid is None:
+            rows, columns = self.patches.grid(height, width)
+            return rows * columns // self.patches.merge**2
+        rows, columns = grid
+        return wanted if wanted is not None and cropped(grid, wanted) is not None else rows * (columns + 1)
+
+    def grid_of(self, height: int, width: int) -> tuple[int, int] | None:
+        """Return the lines and columns of rows for an image of several tiles; None for any other."""
+        tile, tiled = self.patches.image_size, self.tiled
+        if tile is None or tiled is None or height % tile or width % tile:
+            return None
+        grid, side = (height // tile, width // tile), tile // self.patches.size // self.patches.merge
+        return (grid[0] * side, grid[1] * side) if grid in tiled.grids else None
+
+    @property
+    def most_rows(self) -> int:
+        """The most rows of an image for the text model."""
+        tiles = () if self.tiled is None or self.patches.image_size is None else self.tiled.grids
+        side, usual = self.patches.image_size or 0, self.patches.max_patches // self.patches.merge**2
+        return max(usual, *(self.num_placeholders(rows * side, columns * side) for rows, columns in tiles), 0)
 
     def with_limit(self, max_patches: int) -> VisionSpec:
         """Return the spec for images of at most this many patches, if their size is not fixed."""
@@ -274,6 +313,8 @@ class VisionSpec:
                 yield from ((name, size) for name in (step.offset, step.factors) if name)
             elif isinstance(step, Matrix):
                 size = step.num_outputs
+        if self.tiled is not None:
+            yield self.tiled.newline, size
 
     @property
     def cell(self) -> int | None:
@@ -284,6 +325,31 @@ class VisionSpec:
     def tower_has_axes(self) -> bool:
         """Whether the rows of the tower have rotary positions by row and column."""
         return any(layer.rope is not None and layer.rope.axes for layer in self.tower.layers)
+
+
+def cropped(grid: tuple[int, int], num_rows: int) -> tuple[int, int] | None:
+    """Return the lines and columns that are left of a grid if it has this many rows; None if no part of it has.
+
+    >>> cropped((4, 6), 28), cropped((4, 6), 14), cropped((4, 6), 12), cropped((4, 6), 13)
+    ((4, 6), (2, 6), (4, 2), None)
+    """
+    lines, columns = grid
+    left, rest = divmod(num_rows, columns + 1)
+    if not rest and 0 < left <= lines and (lines - left) % 2 == 0:
+        return left, columns
+    left, rest = divmod(num_rows, lines)
+    if not rest and 0 < left <= columns and (columns + 1 - left) % 2 == 0:
+        return lines, left - 1
+    return None
+
+
+def _check_grid(tiles: tuple[int, int], side: int) -> None:
+    """Raise if two parts of a grid of tiles have the same number of rows, which has to tell the part that is left."""
+    lines, columns = (count * side for count in tiles)
+    fewer_lines = {left * (columns + 1) for left in range(lines, 0, -2)}
+    fewer_columns = {lines * (left + 1) for left in range(columns - 2, -1, -2)}
+    if tiles == (1, 1) or fewer_lines & fewer_columns:
+        raise CheckpointError("image tiles", tiles, "several, of whose parts no two have the same number of rows")
 
 
 def _check_steps(steps: tuple[Step, ...], size: int, merge: int) -> None:
