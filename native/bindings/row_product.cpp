@@ -44,9 +44,18 @@ void run(const RowProduct& product, const Array<const float, 2>& rows, const Arr
     product.run(input, num_rows, {output.data(), stride}, named);
 }
 
+void activate(const Kernels& kernels, const Array<float, 1>& numbers, const std::string& activation) {
+    if (numbers.shape(0) % kPanelWidth) throw std::invalid_argument("a multiple of the panel width is wanted");
+    const Activation named = activation_of(activation);
+    const nb::gil_scoped_release release;
+    kernels.activate(numbers.data(), static_cast<int>(numbers.shape(0)), named);
+}
+
 }  // namespace
 
 void bind_row_product(nb::module_& module) {
+    module.def("activate", &activate, nb::arg("kernels"), nb::arg("numbers"), nb::arg("activation"),
+               "Write the activation of each number in its place; their count is a multiple of the panel width.");
     nb::class_<RowProduct>(module, "RowProduct", "A matrix for rows; see native/include/quire/row_product.h.")
         .def("__init__", &make, nb::arg("kernels"), nb::arg("team"), nb::arg("rows"), nb::arg("bias").none(),
              nb::keep_alive<1, 3>())

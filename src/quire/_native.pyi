@@ -39,6 +39,9 @@ class ThreadTeam:
 def activation_bytes(shape: Mapping[str, object], num_tokens: int, num_logits: int, num_threads: int) -> int:
     """The bytes of activations that Decoder.reserve allocates."""
 
+def activate(kernels: Kernels, numbers: NDArray[np.float32], activation: str) -> None:
+    """Write the activation of each number in its place; their count is a multiple of the panel width."""
+
 class RowProduct:
     """A matrix for rows; see native/include/quire/row_product.h."""
 

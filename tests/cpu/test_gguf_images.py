@@ -31,7 +31,7 @@ SINGLES = [
     "qwen2-5-vl",
     "qwen3-vl",
 ]
-NAMES = [name for name in SETTINGS if name not in ("gemma4-unified", "qwen3-vl-moe")]
+NAMES = [name for name in SETTINGS if name not in ("gemma4-unified", "glm4v", "glm4v-moe", "qwen3-vl-moe")]
 """Without those that have no GGUF files here."""
 
 

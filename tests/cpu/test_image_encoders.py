@@ -183,6 +183,11 @@ def test_a_product_of_rows_is_checked() -> None:
     for wrong, target in ((rows[:, :4], output), (rows, output[:1]), (rows, output[:, :3])):
         with pytest.raises(ValueError, match="shape of the matrix"):
             product.run(np.ascontiguousarray(wrong), np.ascontiguousarray(target))
+    numbers = np.linspace(-2, 2, 16, dtype=np.float32)
+    _native.activate(kernels, numbers, "relu")
+    assert numbers.tolist() == np.linspace(-2, 2, 16, dtype=np.float32).clip(0).tolist()
+    with pytest.raises(ValueError, match="a multiple of the panel width"):
+        _native.activate(kernels, numbers[:15].copy(), "relu")
     with pytest.raises(ValueError, match="a number for each output"):
         _native.RowProduct(kernels, team, matrix, np.ones(4, np.float32))
     with pytest.raises(ValueError, match="float32, or of uint16"):

@@ -23,7 +23,7 @@ from support.vision_models import SETTINGS
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 CAT, DOG = (file_of(picture(90, 60, seed=seed)) for seed in (1, 2))
-COMPLETE = [name for name in PREPARED if name not in ("gemma4-unified", "lfm2-vl", "qwen3-vl-moe")]
+COMPLETE = [name for name in PREPARED if name not in ("gemma4-unified", "glm4v", "lfm2-vl", "qwen3-vl-moe")]
 """Models whose files have all settings: not sizes of tiles, nor a part that quire does not read."""
 SQUARE = file_of(picture(60, 60, seed=3))
 

@@ -24,8 +24,8 @@ LONGEST = 300
 WHOLE = ("gemma4-31b", "gemma4-unified", "whole")
 """Models whose images are computed in one step; in those of Gemma 4, windows are shorter than images."""
 
-TWINS = ("internvl-6b",)
-"""Models that differ from another one in their encoder only."""
+TWINS = ("glm4v-moe", "internvl-6b")
+"""Models with the encoder or the text model of another one here."""
 
 
 class Model:

@@ -32,7 +32,7 @@ def expected_logprobs(folder: Path, name: str, images: list[Image.Image]) -> tup
     for part in shown[0]["content"]:
         part.pop("image", None)
     text = theirs.tokenizer.apply_chat_template(shown, tokenize=False, add_generation_prompt=True)
-    if PREPARED[name][0] in ("Gemma 4", "Qwen2-VL"):
+    if PREPARED[name][0] in ("GLM-4V", "Gemma 4", "Qwen2-VL"):
         inputs = theirs.inputs(images, text)
     else:
         inputs = theirs(images=images, text=text, return_tensors="pt")

@@ -209,9 +209,13 @@ NESTED = {  # a model with images, and its text model
     "Gemma3ForConditionalGeneration": "gemma3",
     "Gemma4ForConditionalGeneration": "gemma4",
     "Gemma4UnifiedForConditionalGeneration": "gemma4-unified",
+    "Glm4vForConditionalGeneration": "glm4",
+    "Glm4vMoeForConditionalGeneration": "glm4-moe",
     "Idefics3ForConditionalGeneration": "llama",
+    "InternVLForConditionalGeneration": "qwen2",
     "Lfm2VlForConditionalGeneration": "lfm2",
     "LlavaForConditionalGeneration": "llama",
+    "LlavaNextForConditionalGeneration": "llama",
     "Mistral3ForConditionalGeneration": "ministral3",
     "Qwen2VLForConditionalGeneration": "qwen2",
     "Qwen2_5_VLForConditionalGeneration": "qwen2",
@@ -224,6 +228,8 @@ NESTED = {  # a model with images, and its text model
 MODELS["roberta"] = MODELS["xlm-roberta"] | {"architectures": ["RobertaModel"]}
 MODELS["phimoe-published"] = MODELS["phimoe"] | {"architectures": ["PhiMoEForCausalLM"]}
 MODELS |= {name: {"architectures": [name], "text_config": MODELS[text]} for name, text in NESTED.items()}
+for name in ("Glm4vForConditionalGeneration", "Glm4vMoeForConditionalGeneration"):  # a kind of its own
+    MODELS[name]["text_config"] = MODELS[name]["text_config"] | {"model_type": None}
 ROPE = {
     "factor": 2.0,
     "original_max_position_embeddings": 16,

@@ -590,6 +590,17 @@ def test_settings_of_llava_next_have_bounds(tmp_path: Path, changes: dict[str, A
     assert caught.value.field.endswith(f"json: {field}")
 
 
+def test_glm_4v_counts_the_pixels_of_two_frames(tmp_path: Path) -> None:
+    for size, tokens in (((28, 28), 9), ((210, 210), 49), ((900, 60), 29)):
+        text, found = prompt_of(tmp_path, "GLM-4V", picture(*size))
+        assert f"<|begin_of_image|>{'<|image|>' * tokens}<|end_of_image|>What" in text
+        assert [each.num_tokens for each in found.images] == [tokens]
+    for changes in ({"size": {"shortest_edge": 91_000, "longest_edge": 90_000}}, {"patch_size": 200}):
+        write_folder(tmp_path, "GLM-4V", **changes)
+        with pytest.raises(CheckpointError, match=r"size\.longest_edge is 90000"):
+            ImageReader.open(ModelFolder(tmp_path), max_tokens=100)
+
+
 @pytest.mark.parametrize("size", [(1 << 20, 1), (1, 1 << 20)])
 def test_llava_refuses_an_image_that_would_become_too_long(tmp_path: Path, size: tuple[int, int]) -> None:
     with pytest.raises(InvalidRequestError, match="an image whose edges differ less"):

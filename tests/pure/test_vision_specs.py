@@ -215,6 +215,22 @@ INTERNVL3_1B: dict[str, Any] = {
         **{"use_mask_token": False, "use_mean_pooling": True, "use_qk_norm": False},
     },
 }
+GLM_4_1V_9B: dict[str, Any] = {
+    "architectures": ["Glm4vForConditionalGeneration"],
+    **{"image_token_id": 151343, "model_type": "glm4v", "tie_word_embeddings": False, "torch_dtype": "bfloat16"},
+    "text_config": {
+        **{"attention_bias": True, "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 13696},
+        **{"max_position_embeddings": 65536, "model_type": "glm4v_text", "num_attention_heads": 32},
+        **{"num_hidden_layers": 40, "num_key_value_heads": 2, "partial_rotary_factor": 0.5, "rms_norm_eps": 1e-05},
+        **{"rope_scaling": {"type": "default", "mrope_section": [8, 12, 12]}, "rope_theta": 10000.0},
+        "vocab_size": 151552,
+    },
+    "vision_config": {
+        **{"attention_bias": False, "depth": 24, "hidden_act": "silu", "hidden_size": 1536, "image_size": 336},
+        **{"in_channels": 3, "intermediate_size": 13696, "num_heads": 12, "out_hidden_size": 4096, "patch_size": 14},
+        **{"rms_norm_eps": 1e-05, "spatial_merge_size": 2, "temporal_patch_size": 2},
+    },
+}
 LFM2_VL_450M: dict[str, Any] = {
     "architectures": ["Lfm2VlForConditionalGeneration"],
     **{"downsample_factor": 2, "encoder_patch_size": 16, "image_token_index": 396, "max_image_tokens": 256},
@@ -245,6 +261,7 @@ PUBLISHED: dict[str, tuple[dict[str, Any], tuple[int, int], int, int]] = {
     "Qwen2.5-VL-3B-Instruct": (QWEN2_5_VL_3B, (560, 840), 600, 3_754_622_976),
     "Qwen3-VL-2B-Instruct": (QWEN3_VL_2B, (640, 480), 300, 2_127_532_032),
     "InternVL3-1B-hf": (INTERNVL3_1B, (448, 448), 256, 938_193_024),
+    "GLM-4.1V-9B-Thinking": (GLM_4_1V_9B, (560, 840), 600, 10_292_777_472),
     "LFM2-VL-450M": (LFM2_VL_450M, (384, 640), 240, 450_822_656),
 }
 """Settings, the height and width of an image, its rows, and the number of parameters."""
@@ -412,6 +429,19 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     ),
     "a norm after the layers": (INTERNVL3_1B, {"vision_config__use_mean_pooling": False}, "use_mean_pooling is False"),
     "another norm": (INTERNVL3_1B, {"vision_config__norm_type": "batch_norm"}, "norm_type is 'batch_norm'"),
+    "a text model with experts": (
+        GLM_4_1V_9B,
+        {"text_config__model_type": "glm4v_moe_text"},
+        "model_type is 'glm4v_moe",
+    ),
+    "no sections of GLM": (GLM_4_1V_9B, {"text_config__rope_scaling": None}, "text_config is"),
+    "rows of another size": (GLM_4_1V_9B, {"vision_config__out_hidden_size": 2048}, "out_hidden_size is 2048"),
+    "a large table of positions": (GLM_4_1V_9B, {"vision_config__image_size": 14 * 129}, "image_size is 1806"),
+    "no table of positions": (GLM_4_1V_9B, {"vision_config__image_size": 13}, "image_size is 13"),
+    "rotations of one axis": (
+        *(GLM_4_1V_9B, {"vision_config__rope_parameters": {"rope_type": "linear"}}),
+        "rope_type is 'linear'",
+    ),
     "no sections": (QWEN2_VL_2B, {"rope_scaling": None}, "rope_scaling is None"),
     "windows of no whole squares": (
         *(QWEN2_5_VL_3B, {"vision_config__window_size": 84}),
@@ -446,7 +476,7 @@ def test_other_settings_are_refused(name: str, tmp_path: Path) -> None:
     settings, changes, problem = REFUSED[name]
     with pytest.raises(CheckpointError, match=r"config\.json.*" + problem.replace("[", r"\[")):
         read(tmp_path, changed(settings, **changes))
-    if name not in ("another text model", "states out of order"):  # settings of the text model
+    if name not in ("another text model", "a text model with experts", "states out of order"):  # of the text model
         assert read_model(ModelFolder(tmp_path), images=False).notices == (TEXT_ONLY,)
 
 

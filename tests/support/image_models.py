@@ -53,6 +53,7 @@ PREPARED: Final[dict[str, tuple[str, dict[str, Any], dict[str, Any]]]] = {
     "gemma4": ("Gemma 4", {}, {}),
     "gemma4-31b": ("Gemma 4", {}, {}),
     "gemma4-unified": ("Gemma 4", {"image_processor_type": "Gemma4UnifiedImageProcessor"}, {}),
+    "glm4v": ("GLM-4V", {"size": {"shortest_edge": 1568, "longest_edge": 2 * TILE**2}, "patch_size": 7}, {}),
     "internvl": (
         *("InternVL", {"size": {"height": TILE, "width": TILE}, "max_patches": 4}),
         {"image_seq_length": 16},

@@ -14,6 +14,8 @@ from PIL import Image
 class Qwen2VL:
     """The processor of Qwen2-VL without videos, which transformers can make only with torchvision."""
 
+    placeholder = "<|image_pad|>"
+
     def __init__(self, images: Any, tokenizer: Any) -> None:
         self.images, self.tokenizer = images, tokenizer
 
@@ -21,14 +23,14 @@ class Qwen2VL:
         found = self.images(images, do_rescale=False, do_normalize=False)
         merge, patch, start, tiles = self.images.merge_size, self.images.patch_size, 0, []
         for _, rows, columns in found["image_grid_thw"]:
-            text = text.replace("<|image_pad|>", "<pad>" * (rows * columns // merge**2), 1)
+            text = text.replace(self.placeholder, "<pad>" * (rows * columns // merge**2), 1)
             patches = found["pixel_values"][start : start + rows * columns]
             start += rows * columns
             grid = patches.reshape(rows // merge, columns // merge, merge, merge, 3, 2, patch, patch)
             assert np.array_equal(grid[..., 0, :, :], grid[..., 1, :, :])
             tile = grid[..., 0, :, :].transpose(4, 0, 2, 5, 1, 3, 6)
             tiles.append(tile.reshape(3, rows * patch, columns * patch))
-        ids = self.tokenizer([text.replace("<pad>", "<|image_pad|>")])["input_ids"]
+        ids = self.tokenizer([text.replace("<pad>", self.placeholder)])["input_ids"]
         return {"input_ids": ids, "pixel_values": tiles}
 
     def inputs(self, images: list[Image.Image], text: str) -> dict[str, Any]:
@@ -36,8 +38,14 @@ class Qwen2VL:
         import torch
 
         ids = torch.tensor(self(images, text)["input_ids"])
-        kinds = (ids == self.tokenizer.convert_tokens_to_ids("<|image_pad|>")).int()
+        kinds = (ids == self.tokenizer.convert_tokens_to_ids(self.placeholder)).int()
         return {"input_ids": ids, "mm_token_type_ids": kinds, **self.images(images, return_tensors="pt")}
+
+
+class Glm4V(Qwen2VL):
+    """That of GLM-4V, which has another placeholder, and counts the pixels of two frames."""
+
+    placeholder = "<|image|>"
 
 
 class Gemma4(Qwen2VL):
@@ -130,10 +138,12 @@ def processor(family: str, folder: Path) -> Any:
         from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 
         return InternVL(GotOcr2ImageProcessorPil.from_pretrained(folder), tokenizer, settings["image_seq_length"])
-    if family == "Qwen2-VL":
+    if family in ("GLM-4V", "Qwen2-VL"):
+        from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
         from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-        return Qwen2VL(Qwen2VLImageProcessorPil.from_pretrained(folder), tokenizer)
+        made = (Glm4V, Glm4vImageProcessorPil) if family == "GLM-4V" else (Qwen2VL, Qwen2VLImageProcessorPil)
+        return made[0](made[1].from_pretrained(folder), tokenizer)
     from transformers.models.pixtral import image_processing_pil_pixtral
 
     # PixtralProcessor takes one function from a module that needs torchvision; another module has it too

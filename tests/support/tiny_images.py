@@ -62,6 +62,12 @@ INTERNVL: Final = (
     "{% endif %}{% endfor %}{% endif %}{{ '<|im_end|>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
+GLM4V: Final = (
+    "[gMASK]<sop>{% for m in messages %}<|{{ m.role }}|>\n{% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for item in m.content %}{% if item.type == 'image' or 'image' in item %}"
+    "<|begin_of_image|><|image|><|end_of_image|>{% elif item.type == 'text' %}{{ item.text }}{% endif %}{% endfor %}"
+    "{% endif %}{% endfor %}{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+)
 CONTENT_AS_TEXT: Final = "{% for message in messages %}<|im_start|>{{ message.content }}<end_of_utterance>{% endfor %}"
 
 FOLDERS: Final[dict[str, dict[str, Any]]] = {
@@ -141,6 +147,19 @@ FOLDERS: Final[dict[str, dict[str, Any]]] = {
             **{"max_soft_tokens": 70, "patch_size": 4, "pooling_kernel_size": 3, "resample": 3},
         },
         "processor_config.json": {"processor_class": "Gemma4Processor"},
+    },
+    "GLM-4V": {
+        "template": GLM4V,
+        "control": [
+            *("[gMASK]", "<sop>", "<|user|>", "<|assistant|>", "<|image|>"),
+            *("<|begin_of_image|>", "<|end_of_image|>"),
+        ],
+        "preprocessor_config.json": {
+            "image_processor_type": "Glm4vImageProcessor",
+            "size": {"shortest_edge": 12_544, "longest_edge": 90_000},
+            **{"patch_size": 14, "merge_size": 2, "temporal_patch_size": 2},
+        },
+        "processor_config.json": {"processor_class": "Glm4vProcessor"},
     },
     "InternVL": {
         "template": INTERNVL,

@@ -472,6 +472,8 @@ CAUSAL = {
     "Gemma3Eye": "Gemma3ForConditionalGeneration",
     "Gemma4Eye": "Gemma4ForConditionalGeneration",
     "Gemma4UnifiedEye": "Gemma4UnifiedForConditionalGeneration",
+    "Glm4v": "Glm4vForConditionalGeneration",
+    "Glm4vMoe": "Glm4vMoeForConditionalGeneration",
     "Idefics3": "Idefics3ForConditionalGeneration",
     "InternVL": "InternVLForConditionalGeneration",
     "Lfm2Vl": "Lfm2VlForConditionalGeneration",
@@ -608,7 +610,8 @@ def logits_with_image(model: Any, tokens: Sequence[int], pixels: NDArray[np.floa
     """Return the logits of every position of a text with the placeholders of an image: `[num_tokens, vocab_size]`."""
     with torch.no_grad():
         inputs = _image_inputs(model, pixels)
-        kinds = {"Gemma3": "token_type_ids", "Gemma4": "mm_token_type_ids", "Qwen": "mm_token_type_ids"}
+        kinds = {"Gemma3": "token_type_ids", "Gemma4": "mm_token_type_ids", "Glm4v": "mm_token_type_ids"}
+        kinds["Qwen"] = "mm_token_type_ids"
         for field in (field for family, field in kinds.items() if _named(model, family)):
             inputs[field] = torch.tensor([[int(token == model.config.image_token_id) for token in tokens]])
         if _named(model, "Gemma4Unified"):
@@ -638,7 +641,7 @@ def _image_inputs(model: Any, pixels: NDArray[np.float32]) -> dict[str, Any]:
             "spatial_shapes": shape,
             "pixel_attention_mask": torch.ones(patches.shape[:2], dtype=torch.long),
         }
-    if _named(model, "Qwen"):
+    if _named(model, "Glm4v", "Qwen"):
         vision = model.config.vision_config
         frames = _cut(batch, vision.patch_size, vision.spatial_merge_size)[:, :, :, None]
         grid = torch.tensor([[1, *(each // vision.patch_size for each in pixels.shape[1:])]])

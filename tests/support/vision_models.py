@@ -41,6 +41,15 @@ QWEN3_EYE: dict[str, Any] = {
     **{"depth": 4, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "patch_size": 7, "out_hidden_size": 32},
     **{"spatial_merge_size": 2, "temporal_patch_size": 2, "num_position_embeddings": 9},
 }
+GLM4V_TOKENS: dict[str, Any] = {
+    **{"image_token_id": 5, "video_token_id": 6, "image_start_token_id": 7, "image_end_token_id": 8},
+    **{"video_start_token_id": 9, "video_end_token_id": 10, "tie_word_embeddings": False},
+}
+GLM4V_ROPE: dict[str, Any] = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5}
+GLM4V_EYE: dict[str, Any] = {
+    **{"depth": 3, "hidden_size": 32, "intermediate_size": 40, "num_heads": 2, "patch_size": 7, "image_size": 28},
+    **{"spatial_merge_size": 2, "temporal_patch_size": 2, "out_hidden_size": 32},
+}
 GEMMA4_TOKENS: dict[str, Any] = {
     **{"image_token_id": 5, "video_token_id": 60, "audio_token_id": 61},
     "audio_config": None,
@@ -128,6 +137,21 @@ SETTINGS: dict[str, dict[str, Any]] = {
             **{"patch_size": 4, "pooling_kernel_size": 3, "mm_posemb_size": 280},
         },
     },
+    "glm4v": {
+        **{"architectures": ["Glm4vForConditionalGeneration"], **GLM4V_TOKENS, "vision_config": GLM4V_EYE},
+        "text_config": {
+            **{**TEXT, "model_type": "glm4v_text", "pad_token_id": 0},
+            "rope_parameters": {**GLM4V_ROPE, "mrope_section": [1, 1, 0]},
+        },
+    },
+    "glm4v-moe": {
+        **{"architectures": ["Glm4vMoeForConditionalGeneration"], **GLM4V_TOKENS, "vision_config": GLM4V_EYE},
+        "text_config": {
+            **{**TEXT, "model_type": "glm4v_moe_text", "head_dim": 16, "n_routed_experts": 4, "pad_token_id": 0},
+            **{"num_experts_per_tok": 2, "moe_intermediate_size": 16, "first_k_dense_replace": 1},
+            "rope_parameters": {**GLM4V_ROPE, "mrope_section": [1, 1, 2]},
+        },
+    },
     "internvl": {
         **{"architectures": ["InternVLForConditionalGeneration"], "image_token_id": 5, "downsample_ratio": 0.5},
         **{"text_config": {**TEXT, "model_type": "qwen2"}, "tie_word_embeddings": False},
@@ -213,7 +237,7 @@ OF_ONE = {"cls_token": 2, "position_embeddings": 1}
 
 UP_TO_56 = [(56, 56), (28, 42), (14, 56), (42, 14)]
 ANY_SIZE = [(56, 56), (28, 42), (14, 140), (126, 98)]
-OF_ANY_SIZE = ("lfm2-vl", "qwen2-vl", "qwen2-5-vl", "qwen3-vl", "qwen3-vl-moe", "qwen3-5")
+OF_ANY_SIZE = ("glm4v", "glm4v-moe", "lfm2-vl", "qwen2-vl", "qwen2-5-vl", "qwen3-vl", "qwen3-vl-moe", "qwen3-5")
 SIZES = {name: ANY_SIZE if name in OF_ANY_SIZE else [(56, 56)] for name in SETTINGS}
 IN_CELLS = [(36, 36), (24, 48), (12, 144), (108, 24)]
 SIZES |= {"gemma4": IN_CELLS, "gemma4-31b": IN_CELLS, "gemma4-unified": IN_CELLS}

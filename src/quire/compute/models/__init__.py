@@ -64,6 +64,8 @@ FAMILIES: Final = MappingProxyType(
         "Glm4ForCausalLM": "quire.compute.models.glm4",
         "Glm4MoeForCausalLM": "quire.compute.models.glm4_moe",
         "Glm4MoeLiteForCausalLM": "quire.compute.models.glm4_moe_lite",
+        "Glm4vForConditionalGeneration": "quire.compute.models.glm4v",
+        "Glm4vMoeForConditionalGeneration": "quire.compute.models.glm4v",
         "GlmForCausalLM": "quire.compute.models.glm4",
         "GptOssForCausalLM": "quire.compute.models.gpt_oss",
         "GraniteForCausalLM": "quire.compute.models.granite",

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from quire._native import Decoder, RowProduct
+from quire._native import Decoder, RowProduct, activate
 from quire._native import activation_bytes as step_bytes
 from quire.compute.arrays import FloatArray
 from quire.compute.models.base import DecoderSpec
+from quire.compute.models.sublayers import Activation
 from quire.compute.models.vision.spec import Matrix, VisionSpec
 from quire.compute.native.decoder import PANEL_WIDTH, NativeDecoder
 from quire.compute.native.shape import decoder_shape
@@ -44,6 +45,7 @@ class NativeProducts:
     """Implements `Products`: matrices in panels, multiplied by a team of threads."""
 
     def __init__(self, weights: Mapping[str, PartWeights], kernels: Kernels, team: ThreadTeam) -> None:
+        self._kernels = kernels
         self._matrices = {name: RowProduct(kernels, team, each.weight, each.bias) for name, each in weights.items()}
 
     @property
@@ -58,6 +60,13 @@ class NativeProducts:
         activation = "" if matrix.activation is None else matrix.activation.value
         product.run(np.ascontiguousarray(rows, np.float32), output, activation)
         return output[:, : matrix.num_outputs]
+
+    def activate(self, rows: FloatArray, activation: Activation) -> FloatArray:
+        """Return the activation of each number."""
+        numbers = np.zeros(-(-rows.size // PANEL_WIDTH) * PANEL_WIDTH, np.float32)
+        numbers[: rows.size] = rows.reshape(-1)
+        activate(self._kernels, numbers, activation.value)
+        return numbers[: rows.size].reshape(rows.shape)
 
 
 def native_encoder(

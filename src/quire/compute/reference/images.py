@@ -8,6 +8,7 @@ from dataclasses import replace
 from quire.compute.arrays import FloatArray
 from quire.compute.models.base import DecoderSpec
 from quire.compute.models.parts import Part
+from quire.compute.models.sublayers import Activation
 from quire.compute.models.vision.spec import Matrix, VisionSpec
 from quire.compute.reference.attention import TILE
 from quire.compute.reference.decoder import ReferenceDecoder
@@ -50,7 +51,11 @@ class ReferenceProducts:
     def multiply(self, matrix: Matrix, rows: FloatArray) -> FloatArray:
         """Return the activation of a matrix times each row."""
         product = linear(rows, self._weights[matrix.weight])
-        return product if matrix.activation is None else activate(product, matrix.activation)
+        return product if matrix.activation is None else self.activate(product, matrix.activation)
+
+    def activate(self, rows: FloatArray, activation: Activation) -> FloatArray:
+        """Return the activation of each number."""
+        return activate(rows, activation)
 
 
 def reference_encoder(spec: VisionSpec, checkpoint: WeightFile) -> TowerEncoder:

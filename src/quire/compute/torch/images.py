@@ -21,6 +21,7 @@ import torch
 from torch.nn import functional
 
 from quire.compute.arrays import FloatArray
+from quire.compute.models.sublayers import Activation
 from quire.compute.models.vision.spec import Matrix, VisionSpec
 from quire.compute.torch.attention.base import AttentionRule, KVPair
 from quire.compute.torch.attention.plain import PlainAttention
@@ -152,6 +153,12 @@ class TorchProducts:
             numbers = product(moved, self._matrices[matrix.weight]).to(torch.float32)
             numbers = numbers if matrix.activation is None else activated(numbers, matrix.activation)
             found: FloatArray = numbers.cpu().numpy()
+            return found
+
+    def activate(self, rows: FloatArray, activation: Activation) -> FloatArray:
+        """Return the activation of each number."""
+        with torch.inference_mode():
+            found: FloatArray = activated(on_device(rows, self._device), activation).cpu().numpy()
             return found
 
 

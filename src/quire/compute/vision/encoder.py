@@ -22,7 +22,8 @@ import numpy as np
 from quire.compute.arrays import FloatArray, IntArray
 from quire.compute.models.base import DecoderSpec
 from quire.compute.models.parts import NormKind, NormSpec
-from quire.compute.models.vision.spec import WINDOW_ROWS, Average, Join, Matrix, Norm, Scale, Step, VisionSpec
+from quire.compute.models.sublayers import Activation
+from quire.compute.models.vision.spec import WINDOW_ROWS, Average, Gated, Join, Matrix, Norm, Scale, Step, VisionSpec
 from quire.compute.vision.patches import joined_tiles, patch_rows, resized, tiles_of, tower_order
 from quire.compute.vision.weights import VisionWeights
 from quire.compute.weights.decoder_weights import PartWeights
@@ -45,10 +46,14 @@ class Tower(Protocol):
 
 
 class Products(Protocol):
-    """The matrices outside of the tower."""
+    """The matrices outside of the tower, and activations."""
 
     def multiply(self, matrix: Matrix, rows: FloatArray) -> FloatArray:
         """Return the activation of a matrix times each row. Does not mutate."""
+        ...
+
+    def activate(self, rows: FloatArray, activation: Activation) -> FloatArray:
+        """Return the activation of each number. Does not mutate."""
         ...
 
 
@@ -198,18 +203,24 @@ class TowerEncoder:
             of_both: FloatArray = rows + (by_column[column] + by_row[row])
             return of_both
         if patches.positions_side is not None:
-            table = resized(table, patches.positions_side, grid, reaches_edges=patches.positions_reach_edges)
+            edges, cubic = patches.positions_reach_edges, patches.positions_cubic
+            table = resized(table, patches.positions_side, grid, reaches_edges=edges, cubic=cubic)
         added: FloatArray = table[np.concatenate([np.arange(patches.num_first), order + patches.num_first])]
         return rows + added
 
     def _normed(self, rows: FloatArray, norm: Norm | None) -> FloatArray:
-        return rows if norm is None else _normalized(rows, self._weights.norms.get(norm.stem), norm.spec)
+        if norm is None:
+            return rows
+        normed = _normalized(rows, self._weights.norms.get(norm.stem), norm.spec)
+        return normed if norm.activation is None else self._products.activate(normed, norm.activation)
 
     def _take(self, step: Step, rows: FloatArray) -> FloatArray:
         """Return the rows after a step of the connector."""
         match step:
             case Matrix():
                 return self._products.multiply(step, rows)
+            case Gated(gate, up):
+                return self._products.multiply(gate, rows) * self._products.multiply(up, rows)
             case Norm():
                 return self._normed(rows, step)
             case Join(count, by_number):

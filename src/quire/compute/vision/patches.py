@@ -18,6 +18,8 @@ from quire.core.errors import InvariantError
 from quire.core.images import CHANNELS, Image
 
 LEVELS: Final = 256
+CUBIC: Final = np.float32(-0.75)
+"""The slope of cubic convolution, as in torch."""
 
 
 def patch_rows(image: Image, spec: VisionSpec) -> FloatArray:
@@ -101,19 +103,26 @@ def _by_square(indices: IntArray, merge: int) -> IntArray:
     return indices.reshape(rows // merge, merge, columns // merge, merge).transpose(0, 2, 1, 3).reshape(-1)
 
 
-def resized(table: FloatArray, side: int, grid: tuple[int, int], *, reaches_edges: bool) -> FloatArray:
+def resized(
+    table: FloatArray, side: int, grid: tuple[int, int], *, reaches_edges: bool, cubic: bool = False
+) -> FloatArray:
     """Return a table of positions for a grid of patches, `[rows × columns, size]`; it has `side` rows and columns.
 
     A position between those of the table is their weighted mean; in a coarser grid, that of all within its reach. With
-    `reaches_edges`, the corners of the grid are those of the table, and a position has only its neighbours.
+    `reaches_edges`, the corners of the grid are those of the table, and a position has only its neighbours. With
+    `cubic`, it is a mean of four neighbours on each axis; beyond the edges of the table, there are copies of them.
 
     >>> table = np.array([[0.0], [1.0], [2.0], [3.0]], np.float32)
     >>> resized(table, 2, (1, 3), reaches_edges=False).ravel().tolist()
     [1.0, 1.5, 2.0]
     >>> resized(table, 2, (2, 3), reaches_edges=True).ravel().tolist()
     [0.0, 0.5, 1.0, 2.0, 2.5, 3.0]
+    >>> resized(table, 2, (1, 3), reaches_edges=False, cubic=True).ravel().round(4)
+    array([0.9132, 1.5   , 2.0868], dtype=float32)
     """
-    by_row, by_column = (_weights(side, count, reaches_edges) for count in grid)
+    by_row, by_column = (
+        _cubic_weights(side, count) if cubic else _weights(side, count, reaches_edges) for count in grid
+    )
     rows = _blended(table.reshape(side, side, -1), by_row)
     return _blended(rows.swapaxes(0, 1), by_column).swapaxes(0, 1).reshape(grid[0] * grid[1], -1)
 
@@ -131,10 +140,25 @@ def _weights(side: int, count: int, reaches_edges: bool) -> FloatArray:
     return shares
 
 
+def _cubic_weights(side: int, count: int) -> FloatArray:
+    """Return the weight of each place of a side in each of `count` places, `[count, side]`, by cubic convolution."""
+    centres = (np.arange(count, dtype=np.float32) + np.float32(0.5)) / np.float32(count) * side - np.float32(0.5)
+    weights = np.zeros((count, side), np.float32)
+    for tap in range(-1, 3):
+        places = np.floor(centres) + tap
+        far = np.abs(centres - places)
+        near = ((CUBIC + 2) * far - (CUBIC + 3)) * far * far + 1
+        outer = ((CUBIC * far - 5 * CUBIC) * far + 8 * CUBIC) * far - 4 * CUBIC
+        taken = np.clip(places, 0, side - 1).astype(np.int64)
+        np.add.at(weights, (np.arange(count), taken), np.where(far <= 1, near, outer).astype(np.float32))
+    return weights
+
+
 def _blended(places: FloatArray, weights: FloatArray) -> FloatArray:
     """Return the sums of `places`, `[side, …]`, with these weights `[count, side]`, most of which are 0."""
-    num_taps = int((weights > 0).sum(axis=1).max())
-    first = np.minimum((weights > 0).argmax(axis=1), weights.shape[1] - num_taps)
+    used = weights != 0
+    num_taps = int((weights.shape[1] - used[:, ::-1].argmax(axis=1) - used.argmax(axis=1)).max())
+    first = np.minimum(used.argmax(axis=1), weights.shape[1] - num_taps)
     total = np.zeros((len(weights), *places.shape[1:]), np.float32)
     for tap in range(num_taps):
         factors = np.take_along_axis(weights, (first + tap)[:, None], axis=1)

@@ -44,6 +44,8 @@ LAYOUTS: Final[Mapping[str, str]] = MappingProxyType(
         "Gemma3ImageProcessor": "quire.engine.images.gemma3:Gemma3Layout",
         "Gemma4ImageProcessor": "quire.engine.images.gemma4:Gemma4Layout",
         "Gemma4UnifiedImageProcessor": "quire.engine.images.gemma4:Gemma4Layout",
+        "Glm46VImageProcessor": "quire.engine.images.glm4v:Glm4VLayout",
+        "Glm4vImageProcessor": "quire.engine.images.glm4v:Glm4VLayout",
         "GotOcr2ImageProcessor": "quire.engine.images.internvl:InternVLLayout",
         "Idefics3ImageProcessor": "quire.engine.images.idefics3:Idefics3Layout",
         "Lfm2VlImageProcessor": "quire.engine.images.lfm2_vl:Lfm2VLLayout",

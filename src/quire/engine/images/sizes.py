@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 
-def within_pixels(size: tuple[int, int], cell: int, bounds: tuple[int, int], *, fewest: int = 0) -> tuple[int, int]:
+def within_pixels(size: tuple[int, int], cell: int, bounds: tuple[float, float], *, fewest: int = 0) -> tuple[int, int]:
     """Return height and width as multiples of `cell`, with a number of pixels within bounds, in about the same shape.
 
     `fewest`: the fewest cells of an edge before the bounds count. Raises `ValueError` for a shape too long for that.

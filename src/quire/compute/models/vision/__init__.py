@@ -19,6 +19,8 @@ ENCODERS: Final = MappingProxyType(
         "Gemma3ForConditionalGeneration": "quire.compute.models.vision.gemma3",
         "Gemma4ForConditionalGeneration": "quire.compute.models.vision.gemma4",
         "Gemma4UnifiedForConditionalGeneration": "quire.compute.models.vision.gemma4_unified",
+        "Glm4vForConditionalGeneration": "quire.compute.models.vision.glm4v",
+        "Glm4vMoeForConditionalGeneration": "quire.compute.models.vision.glm4v",
         "Idefics3ForConditionalGeneration": "quire.compute.models.vision.idefics3",
         "InternVLForConditionalGeneration": "quire.compute.models.vision.internvl",
         "Lfm2VlForConditionalGeneration": "quire.compute.models.vision.lfm2_vl",

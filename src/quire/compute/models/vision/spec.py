@@ -66,11 +66,20 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """A norm of each row, whose tensors begin with `stem`; empty: it has no weights."""
+    """A norm of each row, whose tensors begin with `stem`; empty: it has no weights. `activation`: of its results."""
 
     stem: str
     spec: NormSpec
     size: int
+    activation: Activation | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Gated:
+    """Products with two matrices of the same shape, number by number; that of `gate` has the activation."""
+
+    gate: Matrix
+    up: Matrix
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +109,7 @@ class Scale:
     factors: str = ""
 
 
-Step: TypeAlias = Matrix | Norm | Join | Average | Scale
+Step: TypeAlias = Matrix | Gated | Norm | Join | Average | Scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +128,7 @@ class Patches:
     for each pixel its colours. `matrix` turns it into a row. `positions`: the name of a table with a row for each patch
     of an image, to be added; empty: none. With `positions_side`, the table is a square with this many rows and columns,
     which is resized to the grid of an image; with `positions_reach_edges` so that its corners stay corners. With
+    `positions_cubic`, a position is blended of four neighbours on each axis instead of two. With
     `positions_parts`, there are two tables, of this many rows: one for the column of a patch, one for its row; the
     dimension `positions_axis` of the tensor tells which. `norm_before` and `norm_after`: of the numbers of a patch, and
     of its row before positions. `first`:
@@ -137,6 +147,7 @@ class Patches:
     first: str = ""
     positions_side: int | None = None
     positions_reach_edges: bool = False
+    positions_cubic: bool = False
     positions_parts: int | None = None
     positions_axis: int = 0
     norm_before: Norm | None = None
@@ -296,8 +307,8 @@ class VisionSpec:
             for step in steps:
                 if isinstance(step, Join | Average):
                     num_rows //= step.count
-                elif isinstance(step, Matrix):
-                    yield step, num_rows
+                for each in _matrices(step):
+                    yield each, num_rows
 
     def norms(self) -> Iterator[Norm]:
         """Yield the norms outside of the tower."""
@@ -311,8 +322,8 @@ class VisionSpec:
         for step in self.connector:
             if isinstance(step, Scale):
                 yield from ((name, size) for name in (step.offset, step.factors) if name)
-            elif isinstance(step, Matrix):
-                size = step.num_outputs
+            else:
+                size = next((each.num_outputs for each in _matrices(step)), size)
         if self.tiled is not None:
             yield self.tiled.newline, size
 
@@ -325,6 +336,18 @@ class VisionSpec:
     def tower_has_axes(self) -> bool:
         """Whether the rows of the tower have rotary positions by row and column."""
         return any(layer.rope is not None and layer.rope.axes for layer in self.tower.layers)
+
+
+def _matrices(step: Step) -> tuple[Matrix, ...]:
+    """Return the matrices of a step, all of one shape."""
+    if isinstance(step, Gated):
+        return step.gate, step.up
+    return (step,) if isinstance(step, Matrix) else ()
+
+
+def _size_of(step: Step) -> int:
+    """Return the numbers of a row that a norm takes; 0 for other steps."""
+    return step.size if isinstance(step, Norm) else 0
 
 
 def cropped(grid: tuple[int, int], num_rows: int) -> tuple[int, int] | None:
@@ -363,7 +386,8 @@ def _check_steps(steps: tuple[Step, ...], size: int, merge: int) -> None:
             continue
         if isinstance(step, Scale):
             continue
-        size, wanted = (step.num_outputs, step.num_inputs) if isinstance(step, Matrix) else (size, step.size)
+        matrices = _matrices(step)
+        size, wanted = (matrices[0].num_outputs, matrices[0].num_inputs) if matrices else (size, _size_of(step))
         if found != wanted:
             raise CheckpointError("image connector", wanted, f"{found}, the numbers of a row before it")
     if joined != merge**2:
