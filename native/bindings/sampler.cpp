@@ -124,8 +124,12 @@ void bind_sampler(nb::module_& module) {
     nb::list names;
     for (const char* name : draw_parameters()) names.append(name);
     module.attr("DRAW_PARAMETERS") = nb::tuple(names);
-    module.def("uniform", &uniform, nb::arg("seed"), nb::arg("position"),
-               "The uniform number in [0, 1) of a seed and a position.");
+    module.def(
+        "number_of",
+        [](std::uint64_t seed, std::uint64_t position, std::uint32_t token) {
+            return number_of(token, draw_key(seed, position));
+        },
+        nb::arg("seed"), nb::arg("position"), nb::arg("token"), "The random number of a token, between 0 and 1.");
     nb::class_<Sampler>(module, "Sampler", "Chooses tokens from logits; see native/include/quire/sampler.h.")
         .def(nb::init<const Kernels&, ThreadTeam&, int>(), nb::arg("kernels"), nb::arg("team"), nb::arg("vocab_size"),
              nb::keep_alive<1, 3>())

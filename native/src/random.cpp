@@ -14,9 +14,17 @@ std::uint64_t mix(std::uint64_t x) {
 
 }  // namespace
 
-double uniform(std::uint64_t seed, std::uint64_t position) {
+DrawKey draw_key(std::uint64_t seed, std::uint64_t position) {
     // The seed is mixed before the position joins, so that (s, p + 1) is not (s + 1, p).
-    return static_cast<double>(mix(mix(mix(seed)) ^ position) >> 11) * 0x1.0p-53;
+    const std::uint64_t word = mix(mix(mix(seed)) ^ position);
+    return {static_cast<std::uint32_t>(word >> 32), static_cast<std::uint32_t>(word)};
+}
+
+double number_of(std::uint32_t token, const DrawKey& key) {
+    const std::uint32_t upper = upper_bits(token, key);
+    std::uint32_t lower = (upper ^ key.first) * 0xac4c1b51U;
+    lower = (lower ^ (lower >> 15)) * 0xed5ad4bbU;
+    return (static_cast<double>(std::uint64_t{upper} << 20 | lower >> 12) + 0.5) * 0x1.0p-52;
 }
 
 }  // namespace quire

@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 #include <functional>
+#include <numbers>
 #include <numeric>
 
 namespace quire {
@@ -80,6 +81,45 @@ double least_logit(const float* logits, int count, const std::uint32_t* mask, do
     const double variance = std::max(0.0, static_cast<double>(squares) / number - mean * mean);
     return highest - num_deviations * (std::sqrt(variance) * (spread / kSteps));
 }
+
+bool has_filters(const DrawsView& draws, int index) {
+    return parameter(draws, kTopP, index) < 1.0F || parameter(draws, kTopK, index) > 0.0F ||
+           parameter(draws, kMinP, index) > 0.0F || parameter(draws, kTopNSigma, index) > 0.0F;
+}
+
+// The race of a draw. Tokens may enter in any order.
+class Race {
+  public:
+    // `likeliest` wins if no token enters.
+    Race(const DrawKey& key, float highest, float temperature, int likeliest)
+        : view_{key, highest, std::numbers::log2e_v<float> / temperature},
+          temperature_(temperature),
+          winner_(likeliest) {}
+
+    void enter(int token, float logit) {
+        const double weight = std::exp((static_cast<double>(logit) - view_.highest) / temperature_);
+        const double time = -std::log(number_of(token, view_.key)) / weight;
+        if (time > time_ || (time == time_ && token > winner_)) return;
+        time_ = time;
+        winner_ = token;
+        view_.log_time = static_cast<float>(std::log2(time));
+    }
+
+    // With a weight that is known roughly, most tokens are ruled out without a logarithm: -log(u) is at least 1 - u.
+    void enter(int token, float logit, float weight) {
+        const std::uint32_t steps = ~upper_bits(static_cast<std::uint32_t>(token), view_.key);  // from 1, of 2^-32
+        if (steps * 0x1.0p-32 <= time_ * weight * 1.001) enter(token, logit);
+    }
+
+    const RaceView& view() const { return view_; }
+    int winner() const { return winner_; }
+
+  private:
+    RaceView view_;
+    const double temperature_;
+    double time_ = HUGE_VAL;
+    int winner_;
+};
 
 }  // namespace
 
@@ -176,11 +216,12 @@ Sampler::Field Sampler::change(const float* logits, const DrawsView& draws, int 
     return {changed, vocab_size_};
 }
 
+// All tokens that the filters keep race, but few have to be looked at: see `Kernels::next_contender`.
 std::int64_t Sampler::choose(Field field, const DrawsView& draws, int index, Scratch& scratch) const {
     float highest;
     int place;
     kernels_.arg_max(field.logits, field.count, &highest, &place);
-    if (field.mask != nullptr && (field.mask[place / 32] >> (place % 32) & 1U) == 0) {
+    if (!field.allows(place)) {
         std::copy_n(field.logits, field.count, scratch.logits.data());
         forbid_all_but(field.mask, field.count, -HUGE_VALF, scratch.logits.data());
         field = {scratch.logits.data(), field.count};
@@ -190,6 +231,27 @@ std::int64_t Sampler::choose(Field field, const DrawsView& draws, int index, Scr
     const float temperature = parameter(draws, kTemperature, index);
     const float factor = 1.0F / temperature;
     if (temperature == 0.0F || !std::isfinite(factor)) return best;
+    if (!std::isfinite(highest)) return best;  // all are banned
+    Race race(draw_key(draws.seeds[index], draws.positions[index]), highest, temperature, best);
+    if (field.ids != nullptr || has_filters(draws, index)) {
+        for (const Candidate& candidate : filtered(field, draws, index, highest, scratch)) {
+            race.enter(field.token(candidate.place), field.logits[candidate.place], candidate.weight);
+        }
+        return race.winner();
+    }
+    // The likeliest token first: then few others can win.
+    race.enter(best, highest);
+    for (int token = 0; token < field.count; ++token) {
+        token = kernels_.next_contender(field.logits, token, field.count, race.view());
+        if (token < field.count && field.allows(token)) race.enter(token, field.logits[token]);
+    }
+    return race.winner();
+}
+
+// The tokens that the filters keep.
+std::span<const Sampler::Candidate> Sampler::filtered(Field field, const DrawsView& draws, int index, float highest,
+                                                      Scratch& scratch) const {
+    const float factor = 1.0F / parameter(draws, kTemperature, index);
     kernels_.exponentials(field.logits, field.count, highest, factor, scratch.weights.data());
     // Usually the likeliest token is allowed: then the mask only has to clear weights, which needs no copy.
     if (field.mask != nullptr) forbid_all_but(field.mask, field.count, 0.0F, scratch.weights.data());
@@ -203,10 +265,10 @@ std::int64_t Sampler::choose(Field field, const DrawsView& draws, int index, Scr
     kept.clear();
     for (int i = 0; i < field.count; ++i) {
         const float weight = scratch.weights[i];
-        if (weight > 0.0F && weight >= least && field.logits[i] >= least_kept) kept.push_back({weight, field.token(i)});
+        if (weight > 0.0F && weight >= least && field.logits[i] >= least_kept) kept.push_back({weight, i});
     }
     const auto likelier = [](const Candidate& one, const Candidate& other) {
-        return one.weight != other.weight ? one.weight > other.weight : one.token < other.token;
+        return one.weight != other.weight ? one.weight > other.weight : one.place < other.place;
     };
     const auto top_k = static_cast<std::size_t>(std::max(0.0F, parameter(draws, kTopK, index)));
     if (top_k > 0 && top_k < kept.size()) {
@@ -215,20 +277,7 @@ std::int64_t Sampler::choose(Field field, const DrawsView& draws, int index, Scr
     }
     const double top_p = parameter(draws, kTopP, index);
     if (top_p < 1.0) keep_share(kept, top_p, likelier);
-    if (kept.empty()) return best;  // no token has a weight: all are banned
-    if (top_k > 0 || top_p < 1.0) {
-        std::sort(kept.begin(), kept.end(),
-                  [](const Candidate& one, const Candidate& other) { return one.token < other.token; });
-    }
-    double total = 0.0, sum = 0.0;
-    for (const Candidate& candidate : kept) total += candidate.weight;
-    const double at = total * uniform(static_cast<std::uint64_t>(draws.seeds[index]),
-                                      static_cast<std::uint64_t>(draws.positions[index]));
-    for (const Candidate& candidate : kept) {
-        sum += candidate.weight;
-        if (sum > at) return candidate.token;
-    }
-    return kept.back().token;  // `at` was rounded up to the total
+    return kept;
 }
 
 void Sampler::report_one(const float* logits, std::int64_t count, int index, const ChoicesView& choices,
@@ -249,11 +298,11 @@ void Sampler::report_one(const float* logits, std::int64_t count, int index, con
     all.clear();
     for (int other = 0; other < vocab_size_; ++other) all.push_back({logits[other], other});
     std::partial_sort(all.begin(), all.begin() + count, all.end(), [](const Candidate& one, const Candidate& other) {
-        return one.weight != other.weight ? one.weight > other.weight : one.token < other.token;
+        return one.weight != other.weight ? one.weight > other.weight : one.place < other.place;
     });
     const std::size_t start = static_cast<std::size_t>(index) * choices.top_stride;
     for (std::int64_t i = 0; i < count; ++i) {
-        choices.top_ids[start + i] = all[i].token;
+        choices.top_ids[start + i] = all[i].place;
         choices.top_logprobs[start + i] = all[i].weight - shift;
     }
 }

@@ -1,4 +1,4 @@
-// Compares the sampler with a plain oracle that sorts all tokens, and `uniform` with fixed values and statistics.
+// Compares the sampler with a plain oracle that sorts all tokens, and `number_of` with fixed values and statistics.
 // Prints each failure and exits with 1 if there was any.
 #include "quire/sampler.h"
 
@@ -191,16 +191,18 @@ Kept keep(const std::vector<float>& logits, const Draw& draw) {
     return kept;
 }
 
-// The token that a uniform number picks; -1 if it is so close to an edge that rounding decides.
-std::int64_t pick(const Kept& kept, double uniform) {
-    double total = 0.0, sum = 0.0;
-    for (const double weight : kept.weights) total += weight;
+// The token with the least time; -1 if two are so close that rounding decides.
+std::int64_t winner_of(const Kept& kept, std::int64_t seed, std::int64_t position) {
+    const quire::DrawKey key = quire::draw_key(seed, position);
+    double least = HUGE_VAL, second = HUGE_VAL;
+    std::int64_t winner = -1;
     for (std::size_t i = 0; i < kept.tokens.size(); ++i) {
-        sum += kept.weights[i] / total;
-        if (std::fabs(sum - uniform) < 1e-5) return i + 1 == kept.tokens.size() ? kept.tokens[i] : -1;
-        if (sum > uniform) return kept.tokens[i];
+        const double time = -std::log(quire::number_of(kept.tokens[i], key)) / kept.weights[i];
+        if (time < least) winner = kept.tokens[i];
+        second = std::min(second, std::max(time, least));
+        least = std::min(time, least);
     }
-    return kept.tokens.back();
+    return second - least < 1e-12 * least ? -1 : winner;
 }
 
 void expect_filter(const Kernels& kernels, const char* what, const std::vector<float>& logits, const Draw& settings) {
@@ -219,8 +221,7 @@ void expect_filter(const Kernels& kernels, const char* what, const std::vector<f
     for (int i = 0; i < kNumDraws; ++i) {
         expect(std::binary_search(kept.tokens.begin(), kept.tokens.end(), tokens[i]), "%s: %s: token %d is not kept",
                kernels.name, what, static_cast<int>(tokens[i]));
-        const std::int64_t expected =
-            pick(kept, quire::uniform(static_cast<std::uint64_t>(settings.seed), static_cast<std::uint64_t>(i)));
+        const std::int64_t expected = winner_of(kept, settings.seed, i);
         expect(expected < 0 || tokens[i] == expected, "%s: %s: position %d draws %d, not %d", kernels.name, what, i,
                static_cast<int>(tokens[i]), static_cast<int>(expected));
     }
@@ -501,59 +502,109 @@ void test_reports_of_given_tokens(const Kernels& kernels) {
     expect(given == drawn, "%s: reports of given tokens", kernels.name);
 }
 
-void test_uniform_values() {
+// A kernel returns every token that may win, and few others; numbers of any count, from any of them on.
+void test_contenders(const Kernels& kernels) {
+    constexpr int kMost = 300;
+    Random random(13);
+    int num_returned = 0, num_needed = 0;
+    for (int round = 0; round < 200; ++round) {
+        const int count = 2 + random.below(kMost);
+        std::vector<float> logits = random.numbers(count, -6.0F, 6.0F);
+        logits[random.below(count)] = -HUGE_VALF;
+        const float temperature = round % 10 == 0 ? 1e-38F : random.number(0.2F, 3.0F);
+        const float log_time = random.number(-9.0F, 1.0F);
+        const float highest = *std::max_element(logits.begin(), logits.end());
+        const quire::RaceView race{quire::draw_key(round, 5), highest, 1.442695F / temperature, log_time};
+        int next = -1;
+        for (int token = count - 1; token >= 0; --token) {
+            const double weight = std::exp((static_cast<double>(logits[token]) - highest) / temperature);
+            const double time = -std::log(quire::number_of(token, race.key)) / weight;
+            const bool returned = kernels.next_contender(logits.data(), token, count, race) == token;
+            expect(returned || std::log2(time) > log_time + 1e-6, "%s: token %d of %d is ruled out", kernels.name,
+                   token, count);
+            num_returned += returned;
+            num_needed += std::log2(time) <= log_time;
+            if (returned) next = token;
+            expect(kernels.next_contender(logits.data(), token, count, race) == (next < 0 ? count : next),
+                   "%s: the next contender from %d of %d", kernels.name, token, count);
+        }
+    }
+    expect(num_needed > 500 && num_returned < 2 * num_needed, "%s: %d tokens are returned, %d needed", kernels.name,
+           num_returned, num_needed);
+}
+
+// A vocabulary of usual size, without filters: the winner of all tokens, also if most are improbable.
+void test_many_tokens(const Kernels& kernels) {
+    constexpr int kVocabSize = 151937;
+    Random random(14);
+    const std::vector<float> logits = random.numbers(kVocabSize, -30.0F, 3.0F);
+    for (const float temperature : {0.3F, 1.0F, 9.0F}) {
+        const Draw draw{.temperature = temperature, .seed = 7};
+        const Kept kept = keep(logits, draw);
+        std::vector<Draw> draws(6, draw);
+        for (int i = 0; i < 6; ++i) draws[i].position = i;
+        const std::vector<std::int64_t> tokens = tokens_of(kernels, logits, draws);
+        for (int i = 0; i < 6; ++i) {
+            const std::int64_t expected = winner_of(kept, draw.seed, i);
+            expect(expected < 0 || tokens[i] == expected, "%s: %d of many tokens is drawn, not %d", kernels.name,
+                   static_cast<int>(tokens[i]), static_cast<int>(expected));
+        }
+    }
+}
+
+void test_number_values() {
     constexpr std::uint64_t kLast = std::numeric_limits<std::uint64_t>::max();
     // Computed by another program from the definition in random.h.
     const struct {
         std::uint64_t seed, position;
+        std::uint32_t token;
         double expected;
     } cases[] = {
-        {0, 0, 0x1.1c13ade1c7e5cp-3},         {0, 1, 0x1.79953c24b633cp-3},
-        {1, 0, 0x1.631405e8db1b0p-1},         {42, 7, 0x1.48ebb733a3258p-1},
-        {kLast, kLast, 0x1.250b81d4c1670p-1}, {123456789, std::uint64_t{1} << 40, 0x1.8f9faae8ad756p-1},
+        {0, 0, 0, 0x1.fe8b4b269a095p-1},
+        {0, 0, 1, 0x1.8edc428c63584p-3},
+        {0, 1, 0, 0x1.381cf7e7f43a0p-6},
+        {1, 0, 0, 0x1.490d2e7cc554fp-1},
+        {42, 7, 151935, 0x1.ea46d31c1dfa7p-1},
+        {kLast, kLast, 0xffffffff, 0x1.9d631ffaf0e38p-4},
+        {123456789, std::uint64_t{1} << 40, 5, 0x1.5a33393cca84fp-1},
     };
     for (const auto& each : cases) {
-        const double actual = quire::uniform(each.seed, each.position);
-        expect(actual == each.expected, "uniform(%llu, %llu) is %a", static_cast<unsigned long long>(each.seed),
-               static_cast<unsigned long long>(each.position), actual);
+        const double actual = quire::number_of(each.token, quire::draw_key(each.seed, each.position));
+        expect(actual == each.expected, "the number of (%llu, %llu, %u) is %a",
+               static_cast<unsigned long long>(each.seed), static_cast<unsigned long long>(each.position), each.token,
+               actual);
     }
 }
 
-// Checks the mean over a square of neighbouring seeds and positions, and the correlation of each number with its
-// neighbours: next seed, next position, both, and one up and one down.
-void test_uniform_statistics() {
-    constexpr int kSize = 400;
-    std::vector<double> numbers;
-    std::set<double> different;
-    for (std::uint64_t seed = 0; seed <= kSize; ++seed) {
-        for (std::uint64_t position = 0; position <= kSize; ++position) {
-            numbers.push_back(quire::uniform(seed, position));
-            different.insert(numbers.back());
-            expect(0.0 <= numbers.back() && numbers.back() < 1.0, "a uniform number outside of [0, 1)");
+// The joint distribution of each number in a cube of seeds, positions and tokens and one of its neighbours, by chi
+// square: of the next token, position, seed, of several of these, and of tokens that differ in a higher bit.
+void test_number_statistics() {
+    constexpr int kSize = 64, kCells = 16;
+    const auto cell_of = [](int seed, int position, int token) {
+        const double number = quire::number_of(token, quire::draw_key(seed, position));
+        expect(0.0 < number && number < 1.0, "a number that is not between 0 and 1");
+        return static_cast<int>(number * kCells);
+    };
+    const struct {
+        int seed, position, token;
+    } neighbours[] = {{0, 0, 1}, {0, 0, 2},  {0, 0, 64}, {0, 0, 4096}, {0, 0, 65536}, {0, 1, 0},
+                      {1, 0, 0}, {0, 1, -1}, {1, -1, 0}, {1, 0, -1},   {1, 1, 1}};
+    for (const auto& far : neighbours) {
+        std::vector<int> counts(kCells * kCells, 0);
+        for (int seed = 0; seed < kSize; ++seed) {
+            for (int position = 1; position <= kSize; ++position) {
+                for (int token = 1; token <= kSize; ++token) {
+                    const int own = cell_of(seed, position, token);
+                    ++counts[own * kCells + cell_of(seed + far.seed, position + far.position, token + far.token)];
+                }
+            }
         }
-    }
-    expect(different.size() == numbers.size(), "two uniform numbers of %zu are the same", numbers.size());
-    const auto at = [&](int seed, int position) { return numbers[seed * (kSize + 1) + position] - 0.5; };
-    double mean = 0.0, square = 0.0, next_seed = 0.0, next_position = 0.0, both = 0.0, across = 0.0;
-    for (int seed = 0; seed < kSize; ++seed) {
-        for (int position = 0; position < kSize; ++position) {
-            const double number = at(seed, position);
-            mean += number;
-            square += number * number;
-            next_seed += number * at(seed + 1, position);
-            next_position += number * at(seed, position + 1);
-            both += number * at(seed + 1, position + 1);
-            across += at(seed + 1, position) * at(seed, position + 1);
-        }
-    }
-    constexpr double kCount = kSize * kSize;
-    // Within four standard deviations.
-    expect(std::fabs(mean / kCount) < 4 * std::sqrt(1.0 / 12 / kCount), "the mean is off by %g", mean / kCount);
-    expect(std::fabs(square / kCount - 1.0 / 12) < 4 * std::sqrt(1.0 / 180 / kCount), "the variance is %g",
-           square / kCount);
-    for (const double product : {next_seed, next_position, both, across}) {
-        const double correlation = product / kCount * 12;
-        expect(std::fabs(correlation) < 4 / std::sqrt(kCount), "neighbours have a correlation of %g", correlation);
+        const double expected = static_cast<double>(kSize) * kSize * kSize / (kCells * kCells);
+        double chi_square = 0.0;
+        for (const int count : counts) chi_square += (count - expected) * (count - expected) / expected;
+        // 255 degrees of freedom: within five standard deviations.
+        expect(std::fabs(chi_square - 255) < 5 * std::sqrt(2 * 255.0), "neighbours at (%d, %d, %d): chi square is %g",
+               far.seed, far.position, far.token, chi_square);
     }
 }
 
@@ -566,11 +617,13 @@ int main() {
         test_rules(kernels);
         test_extremes(kernels);
         test_chi_square(kernels);
+        test_contenders(kernels);
+        test_many_tokens(kernels);
         test_determinism(kernels);
         test_reports(kernels);
         test_reports_of_given_tokens(kernels);
     });
-    test_uniform_values();
-    test_uniform_statistics();
+    test_number_values();
+    test_number_statistics();
     return quire::testing::exit_status();
 }

@@ -8,8 +8,8 @@ distributions.
 
     best      the maximum for any way: the sum of min(p, q)
     likeliest the guess is the likeliest token of the draft model
-    walk      both walk their weights in the order of ids, to the same uniform number
-    race      both take the token with the least -log(u of the token) / weight, with the same numbers u
+    walk      both walk their weights in the order of ids, to the same uniform number (ADR 21, until the race)
+    race      both take the token with the least -log(number) / weight, with the same numbers, as quire's samplers do
 """
 
 from __future__ import annotations

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from quire import _native
 from quire.compute.sampling.draws import Draws, Sampler, TokenLists, TokenMasks
 from quire.compute.sampling.native import NativeSampler
-from quire.compute.sampling.reference import ReferenceSampler, changed, token_weights, uniform
+from quire.compute.sampling.reference import ReferenceSampler, changed, token_weights
+from quire.compute.sampling.token_numbers import draw_keys, token_numbers
 from quire.core.errors import InvariantError
 from quire.core.sampling_params import DRAW_PARAMETERS
 from support.draws import COLUMNS, FILTERS, LOGITS, VOCAB, draws_of_their_own, make_draws, random_parameters
@@ -240,13 +241,54 @@ def test_log_probabilities_are_those_of_the_model(sampler: Sampler) -> None:
     assert choices.top_ids[0, 0] == 0
 
 
-def test_uniform_numbers_are_the_same_everywhere_and_unrelated() -> None:
-    seeds = [0, 1, 2, 77, (1 << 63) - 1]
-    assert all(_native.uniform(seed, p) == uniform(seed, p) for seed in seeds for p in (0, 1, 5, 1 << 40))
-    grid = np.array([[uniform(seed, position) for position in range(200)] for seed in range(200)])
-    assert abs(grid.mean() - 0.5) < 0.01
-    for one, other in ((grid[:, 1:], grid[:, :-1]), (grid[1:], grid[:-1]), (grid[1:, :-1], grid[:-1, 1:])):
-        assert abs(np.corrcoef(one.ravel(), other.ravel())[0, 1]) < 0.025
+def test_numbers_are_the_same_everywhere() -> None:
+    # What native/tests/sampler_test.cpp compares with the native ones; neighbours are compared there, too.
+    seeds, positions = np.array([0, 1, 42, -1, 123456789]), np.array([0, 0, 7, 3, 1 << 40])
+    tokens = np.array([0, 1, 151935])
+    for key, seed, position in zip(draw_keys(seeds, positions), seeds.tolist(), positions.tolist(), strict=True):
+        expected = [_native.number_of(seed % (1 << 64), position, token) for token in tokens.tolist()]
+        assert token_numbers(key, tokens).tolist() == expected
+
+
+def test_the_highest_numbers_are_random_to_the_last_bits() -> None:
+    """Tokens of tiny weights win only by such numbers: each step between them must be as likely as any other."""
+    keys = draw_keys(np.arange(4000), np.arange(4000))
+    highest = np.array([token_numbers(key, token_of_upper_bits(key, (1 << 32) - 1)) for key in keys])[:, 0]
+    assert (highest > 1 - 2.0**-32).all() and (highest < 1).all()
+    counts = np.histogram((1 - highest) * 2.0**32, bins=20, range=(0, 1))[0]
+    assert chi_square_is_plausible(counts, np.full(20, 1 / 20))
+
+
+def token_of_upper_bits(key: NDArray[np.uint32], word: int) -> NDArray[np.int64]:
+    """Return the token whose number has these upper 32 bits: the hash, from its end to its start."""
+
+    def unshifted(word: int, shift: int) -> int:
+        return word ^ word >> shift ^ word >> 2 * shift
+
+    def divided(word: int, factor: int) -> int:
+        return word * pow(factor, -1, 1 << 32) % (1 << 32)
+
+    word = unshifted(divided(unshifted(word, 14), 0x31848BAB), 15)
+    word = unshifted((divided(word, 0xD35A2D97) - int(key[1])) % (1 << 32), 15)
+    return np.array([divided(word, 0x21F0AAAD) ^ int(key[0])])
+
+
+@pytest.mark.parametrize(("temperature", "noise"), [(1.0, 0.5), (0.7, 0.5), (1.0, 1.5)])
+def test_similar_models_mostly_draw_the_same_token(sampler: Sampler, temperature: float, noise: float) -> None:
+    """A race matches at least (1 - d) / (1 + d) of its draws, if d is the distance of the two distributions."""
+    count = 1000 if isinstance(sampler, ReferenceSampler) else 20_000
+    draws = make_draws(count, temperature=temperature)
+    other = LOGITS + np.random.default_rng(9).normal(0, noise, VOCAB).astype(np.float32)
+    shares = [token_weights(row, draws, 0) for row in (LOGITS, other)]
+    p, q = (each / each.sum() for each in shares if each is not None)
+    distance = np.abs(p - q).sum() / 2
+    matches = np.mean(sample_tokens(sampler, draws) == sample_tokens(sampler, draws, other))
+    least, deviation = (1 - distance) / (1 + distance), 0.5 / math.sqrt(count)
+    assert least - 4 * deviation < matches <= 1 - distance + 4 * deviation
+    # By one number for all tokens, a point on the line of their shares, fewer draws would match.
+    ends, others = np.cumsum(p), np.cumsum(q)
+    overlaps = np.minimum(ends, others) - np.maximum(ends - p, others - q)
+    assert matches > np.maximum(overlaps, 0.0).sum() + 0.04
 
 
 @pytest.mark.parametrize("settings", [{"temperature": 0.0}, {"temperature": 1.3}, {"top_k": 4, "top_p": 0.9}])

@@ -400,6 +400,19 @@ struct ConvolutionTask {
     }
 };
 
+// What the numbers of all tokens at a position depend on, see random.h.
+struct DrawKey {
+    std::uint32_t first = 0, second = 0;
+};
+
+// A draw while its tokens are compared: the one with the least time wins, which is -log(its number) / its weight.
+struct RaceView {
+    DrawKey key;
+    float highest = 0.0F;   // the logit whose weight is 1
+    float scale = 0.0F;     // log2(e) / temperature: log2(weight) = (logit - highest) * scale
+    float log_time = 0.0F;  // of base 2: the least time so far
+};
+
 // The most tokens of an AttentionTask.
 constexpr int kAttentionTokens = 16;
 
@@ -459,6 +472,9 @@ struct Kernels {
     double (*exponentials)(const float* logits, int count, float shift, float factor, float* weights);
     // The highest number, and the lowest index that has it.
     void (*arg_max)(const float* values, int count, float* value, int* index);
+    // The first token from `first` on that may have at most the time of the race, or `count`. It returns every token
+    // that has, and hardly any other.
+    int (*next_contender)(const float* logits, int first, int count, const RaceView& race);
 };
 
 // The most queries that are computed together in a tile.

@@ -7,8 +7,10 @@
 //  3. The filters remove tokens, in this order: min_p (below that share of the highest weight), top_k (all except
 //     the k likeliest), top_p (all except the likeliest that together have that share of the remaining weight). Tokens
 //     of equal weight are in the order of their ids.
-//  4. One uniform number chooses among the rest. It depends on (seed, position) only: so a token depends neither on
-//     its neighbours in the batch nor on how the request reached this position.
+//  4. The rest race: the token with the least -log(its number) / its weight wins, the lower id if two are equal. A
+//  number
+//     depends on (seed, position, id) only: so a token depends neither on its neighbours in the batch nor on how the
+//     request reached this position.
 #pragma once
 
 #include <cstdint>
@@ -92,9 +94,10 @@ class Sampler {
                 const ChoicesView& choices);
 
   private:
+    // `place`: among the logits to choose from.
     struct Candidate {
         float weight;
-        std::int32_t token;
+        std::int32_t place;
     };
     // The memory of one member of the team.
     struct Scratch {
@@ -111,6 +114,7 @@ class Sampler {
         const std::uint32_t* mask = nullptr;
 
         int token(int place) const { return ids == nullptr ? place : ids[place]; }
+        bool allows(int place) const { return mask == nullptr || (mask[place / 32] >> (place % 32) & 1U) != 0; }
     };
 
     void draw(const float* logits, const DrawsView& draws, int index, const ChoicesView& choices,
@@ -118,6 +122,8 @@ class Sampler {
     Field change(const float* logits, const DrawsView& draws, int index, Scratch& scratch) const;
     bool gather(const float* logits, const std::uint32_t* mask, Scratch& scratch) const;
     std::int64_t choose(Field field, const DrawsView& draws, int index, Scratch& scratch) const;
+    std::span<const Candidate> filtered(Field field, const DrawsView& draws, int index, float highest,
+                                        Scratch& scratch) const;
     void report_one(const float* logits, std::int64_t count, int index, const ChoicesView& choices,
                     Scratch& scratch) const;
 

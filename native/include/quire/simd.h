@@ -21,6 +21,8 @@
 
 #if defined(__AVX2__)
 #include <immintrin.h>
+#elif defined(__SSE2__)
+#include <emmintrin.h>
 #endif
 
 #ifndef QUIRE_ISA
@@ -43,6 +45,7 @@ constexpr int kPartLanes = kLanes / kParts;
 
 typedef float FloatPart __attribute__((vector_size(kPartBytes)));
 typedef std::int32_t IntPart __attribute__((vector_size(kPartBytes)));
+typedef std::uint32_t WordPart __attribute__((vector_size(kPartBytes)));
 
 struct Floats {
     FloatPart part[kParts];
@@ -91,7 +94,6 @@ inline Floats load(const std::uint16_t* from) {
     }
 #else
     typedef std::uint16_t HalfPart __attribute__((vector_size(kPartBytes / 2)));
-    typedef std::uint32_t WordPart __attribute__((vector_size(kPartBytes)));
     QUIRE_FOR_PARTS(i) {
         HalfPart halves;
         std::memcpy(&halves, from + i * kPartLanes, sizeof halves);
@@ -214,6 +216,9 @@ inline Mask lanes_between(int first, int end) {
     const auto below = [](int lane) { return lane <= 0 ? 0U : lane < kLanes ? (1U << lane) - 1 : 0xffffU; };
     return {static_cast<__mmask16>(below(end) & ~below(first))};
 }
+
+// The lanes of a mask, one bit each.
+inline std::uint32_t lanes_of(const Mask& mask) { return mask.lanes; }
 #else
 // A lane is all ones or all zeros.
 struct Mask {
@@ -241,6 +246,21 @@ inline Mask lanes_between(int first, int end) {
         IntPart index;
         std::memcpy(&index, kIndex + i * kPartLanes, sizeof index);
         result.part[i] = (index >= first) & (index < end);
+    }
+    return result;
+}
+
+// The lanes of a mask, one bit each.
+inline std::uint32_t lanes_of(const Mask& mask) {
+    std::uint32_t result = 0;
+    QUIRE_FOR_PARTS(i) {
+#if defined(__AVX2__)
+        result |= static_cast<std::uint32_t>(_mm256_movemask_ps((__m256)mask.part[i])) << (i * kPartLanes);
+#elif defined(__SSE2__)
+        result |= static_cast<std::uint32_t>(_mm_movemask_ps((__m128)mask.part[i])) << (i * kPartLanes);
+#else
+        for (int lane = 0; lane < kPartLanes; ++lane) result |= (mask.part[i][lane] & 1U) << (i * kPartLanes + lane);
+#endif
     }
     return result;
 }

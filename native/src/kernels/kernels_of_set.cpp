@@ -31,6 +31,7 @@ const Kernels& kernels() {
         .multiply_by_sigmoid = multiply_by_sigmoid,
         .exponentials = exponentials,
         .arg_max = arg_max,
+        .next_contender = next_contender,
     };
     return kKernels;
 }

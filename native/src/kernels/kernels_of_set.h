@@ -32,6 +32,7 @@ void convolve(const ConvolutionTask& task, int chunk);
 
 double exponentials(const float* logits, int count, float shift, float factor, float* weights);
 void arg_max(const float* values, int count, float* value, int* index);
+int next_contender(const float* logits, int first, int count, const RaceView& race);
 
 const Kernels& kernels();
 

@@ -13,7 +13,9 @@ A draw chooses one token from one row of logits, with its own settings:
    **top_n_sigma**, those whose logit is more than n standard deviations below the highest; **min_p**, those below that
    share of the highest weight; **top_k**, all but the k likeliest; **top_p**, all but the likeliest that together have
    that share of the remaining weight, at least one. Among equal weights, lower ids count as likelier.
-4. One uniform number chooses among the rest, in the order of ids. It depends only on (seed, position).
+4. The rest race: each token has its own random number, which depends only on (seed, position, id). The token with the
+   least -log(number) / weight wins; among equal ones, the lowest id. So each token wins with the probability that its
+   weight has, and two models with similar distributions mostly draw the same token.
 
 Each number of step 1 is rounded to float32, so that all samplers have the same logits, to the bit.
 

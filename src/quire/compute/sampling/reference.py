@@ -10,28 +10,12 @@ from numpy.typing import NDArray
 
 from quire.compute.arrays import FloatArray, IntArray
 from quire.compute.sampling.draws import Choices, Draws
+from quire.compute.sampling.token_numbers import draw_keys, token_numbers
 
 Weights = NDArray[np.float64]
 
-WORD: Final = (1 << 64) - 1
 STEPS: Final = float(1 << 20)
 """From the highest logit to the lowest: the sum of the squares of 2^23 tokens still fits into an int64."""
-
-
-def uniform(seed: int, position: int) -> float:
-    """Return the random number in [0, 1) for a seed and a position: SplitMix64's finaliser, seed first.
-
-    >>> uniform(1, 7) == uniform(1, 7), uniform(1, 7) == uniform(7, 1)
-    (True, False)
-    """
-    return float(_mix(_mix(_mix(seed)) ^ position) >> 11) * 2.0**-53
-
-
-def _mix(word: int) -> int:
-    word = (word + 0x9E3779B97F4A7C15) & WORD
-    word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & WORD
-    word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & WORD
-    return word ^ (word >> 31)
 
 
 class ReferenceSampler:
@@ -81,8 +65,11 @@ def _choose(row: FloatArray, draws: Draws, index: int) -> int:
     weights = token_weights(row, draws, index)
     if weights is None:
         return int(np.argmax(row))
-    at = weights.sum() * uniform(int(draws.seeds[index]), int(draws.positions[index]))
-    return int(min(np.searchsorted(np.cumsum(weights), at, side="right"), np.flatnonzero(weights)[-1]))
+    kept = np.flatnonzero(weights)
+    (key,) = draw_keys(draws.seeds[[index]], draws.positions[[index]])
+    with np.errstate(over="ignore"):
+        times = -np.log(token_numbers(key, kept)) / weights[kept]
+    return int(kept[times.argmin()])
 
 
 def token_weights(row: FloatArray, draws: Draws, index: int) -> Weights | None:

@@ -8,8 +8,9 @@
 The kernels also see whether the logits of a draw are finite, because they read all of them.
 
 Rules and reports are torch operations: only draws that use them pay for them, and torch rounds each sum and product as
-the definition requires, while a compiler would fuse them. The host makes the uniform numbers from seeds and positions,
-which it knows before the step has run. So `choose` does not wait, and only `sample` and `report` wait for the device.
+the definition requires, while a compiler would fuse them. The host makes the keys of random numbers from seeds and
+positions, which it knows before the step has run. So `choose` does not wait; only `sample` and `report` wait for the
+device.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from numpy.typing import NDArray
 from quire.compute.arrays import FloatArray, IntArray
 from quire.compute.sampling.draws import NO_MASK, Choices, Draws, TokenLists, TokenMasks, TokenRules
 from quire.compute.sampling.reference import STEPS
+from quire.compute.sampling.token_numbers import draw_keys
 from quire.compute.torch.count_table import NEUTRAL, Counted
 from quire.compute.torch.device_errors import device_call
 from quire.compute.torch.kernels.penalties import penalize
@@ -108,26 +110,14 @@ def has_rules(draws: Draws) -> bool:
 def draw_settings(draws: Draws, logit_rows: IntArray) -> NDArray[np.float64]:
     """Return the settings of each draw for `choose_tokens`, its row of logits first."""
     parameters = [draws.parameter(name) for name in ("temperature", "top_k", "top_p", "min_p")]
-    return np.stack([logit_rows, *parameters, uniforms(draws)], axis=1).astype(np.float64)
+    keys = draw_keys(draws.seeds, draws.positions)
+    return np.column_stack([logit_rows, *parameters, keys]).astype(np.float64)
 
 
 def penalty_settings(draws: Draws, counted: Counted) -> NDArray[np.float64]:
     """Return the settings of the counted draws for `penalize`. The row of logits of a draw is the draw's own index."""
     penalties = [draws.parameter(name)[counted.draws] for name in NEUTRAL]
     return np.stack([counted.draws, counted.places, *penalties], axis=1).astype(np.float64)
-
-
-def uniforms(draws: Draws) -> NDArray[np.float64]:
-    """Return the uniform number of each draw: `quire.compute.sampling.reference.uniform`, vectorised."""
-    words = _mixed(_mixed(_mixed(draws.seeds.astype(np.uint64))) ^ draws.positions.astype(np.uint64))
-    return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
-
-
-def _mixed(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    words = words + np.uint64(0x9E3779B97F4A7C15)
-    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return words ^ (words >> np.uint64(31))
 
 
 def changed(rows: torch.Tensor, draws: Draws) -> torch.Tensor:

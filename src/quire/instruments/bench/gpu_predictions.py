@@ -74,7 +74,7 @@ class Assumptions:
     exponents_per_turn: int = 16  # per cycle of a multiprocessor
     floats_per_turn: int = 128  # float32 operations per cycle of a multiprocessor
     floats_per_score: int = 6  # the highest, the difference, the sum, the conversion; sums of 128, rescaled for 64 keys
-    draw_bytes: int = 24  # per logit, float32: read twice; its weight, an integer, written and read
+    draw_bytes: int = 24  # per logit, float32: read twice; with top_k or top_p, an integer written and read
     kernels_per_layer: int = 10
     eager_launch_s: float = 24e-6  # CPU time for each kernel launched separately: see tests/gpu/host_time.py
     host_s: float = 1.0e-3  # CPU time of a step of decodes, in ms: scheduling 0.15, inputs and draws 0.75, a graph 0.1

@@ -1,12 +1,14 @@
-"""Draws on the device: every token's weight as an integer, and a walk to the token that a uniform number hits.
+"""Draws on the device: every token has a time, -log(its random number) / its weight, and the least time wins.
 
     logits ─► highest_kernel ─► weigh_kernel ─────────────► choose_kernel ─► token
-              of each tile      keys; count and weight      one draw per program: the least key that the filters
-                                of each class in a tile     keep, then the walk in the order of ids
+              of each tile      without filters: least      the least of all tiles, or, one draw per program: the
+                                time; else keys, count      least key that the filters keep, then the least time of
+                                and weight of each class    the kept
 
-A weight, e^((logit − highest) / temperature) in float64, becomes an integer: the highest is 2^43, and a weight below
-2^-44 times the highest is 0. Sums of integers are exact in any order, so no tile, split or neighbour can move the
-border between two tokens. Weight and id together are a **key**, distinct for each token, in the order of likelihood:
+A minimum is the same in any order, so no tile, split or neighbour can change a winner. Filters need sums, and sums of
+floats depend on their order. So they see each weight, e^((logit − highest) / temperature) in float64, as an integer:
+the highest is 2^43, and a weight below 2^-44 times the highest is 0. Weight and id together are a **key**, distinct for
+each token, in the order of likelihood:
 
     key = weight × 2^19 + (2^19 − 1 − id)        among equal weights the lower id has the larger key
 
@@ -15,12 +17,13 @@ total. To search among few keys, the kernel counts and weighs keys in four class
 heaviest classes that suffice.
 
 Guarantees: a greedy choice is always that of `quire.compute.sampling.draws`. A drawn token is that of the definition,
-with two exceptions: its uniform number, or the share of top_p, is within 2^-24 of a border between two tokens
-(2^19 weights, each rounded by half of 2^-43); or the border of a filter is between two tokens whose weights differ by
-less than 2^-43 of the highest, where the lower id counts as likelier. A token always depends only on its draw.
+unless the times of two tokens are equal except for roundings of float64. With top_k or top_p there are more exceptions:
+the times are equal except that weights are rounded to 2^-43, or the share of top_p is within 2^-24 of a border between
+two tokens, each of which happens once in some 2^24 draws; or the border of a filter is between two tokens whose weights
+differ by less than 2^-43 of the highest, where the lower id counts as likelier. A token depends on its draw only.
 
-Rejected: sorting each row (it would move the row some twenty times), float sums (their order would be part of the
-definition), and Gumbel noise (one number per token, but the definition has one per draw).
+Rejected: sorting each row (it would move the row some twenty times), and float sums (their order would be part of the
+definition).
 """
 
 from __future__ import annotations
@@ -49,20 +52,49 @@ MOST: Final = tl.constexpr((1 << 63) - 1)
 NUM_CLASSES: Final = tl.constexpr(4)
 MAX_VOCABULARY: Final = 1 << 19
 
-# The settings of draws, [num_draws, 6] of float64.
+# The settings of draws, [num_draws, 7] of float64.
 LOGIT_ROW: Final = tl.constexpr(0)
 TEMPERATURE: Final = tl.constexpr(1)
 TOP_K: Final = tl.constexpr(2)
 TOP_P: Final = tl.constexpr(3)
 MIN_P: Final = tl.constexpr(4)
-UNIFORM: Final = tl.constexpr(5)
-NUM_SETTINGS: Final = tl.constexpr(6)
+FIRST_KEY: Final = tl.constexpr(5)
+SECOND_KEY: Final = tl.constexpr(6)
+NUM_SETTINGS: Final = tl.constexpr(7)
 
 
 @triton.jit
 def setting(settings, index: tl.constexpr, draw):
     """Return a setting of a draw."""
     return tl.load(settings + draw * NUM_SETTINGS + index)
+
+
+@triton.jit
+def key_of(settings, draw):
+    """Return both words of the key of a draw's random numbers."""
+    first, second = setting(settings, FIRST_KEY, draw), setting(settings, SECOND_KEY, draw)
+    return first.to(tl.int64).to(tl.uint32), second.to(tl.int64).to(tl.uint32)
+
+
+@triton.jit
+def times_of(ids, weights, first, second):
+    """Return the times of tokens, float64; infinite without weight. See `quire.compute.sampling.token_numbers`."""
+    words = (ids.to(tl.uint32) ^ first) * 0x21F0AAAD
+    words = ((words ^ (words >> 15)) + second) * 0xD35A2D97
+    words = (words ^ (words >> 15)) * 0x31848BAB
+    upper = words ^ (words >> 14)
+    lower = (upper ^ first) * 0xAC4C1B51
+    lower = (lower ^ (lower >> 15)) * 0xED5AD4BB
+    bits = (upper.to(tl.int64) << 20) | (lower >> 12).to(tl.int64)
+    numbers = (bits.to(tl.float64) + 0.5) * 2.220446049250313e-16  # 2^-52
+    return tl.where(weights > 0.0, -tl.log(numbers) / tl.where(weights > 0.0, weights, 1.0), float("inf"))
+
+
+@triton.jit
+def filters_of(settings, draw):
+    """Return top_k and top_p of a draw, and whether it has any of them. It needs keys then."""
+    top_k, top_p = setting(settings, TOP_K, draw).to(tl.int64), setting(settings, TOP_P, draw)
+    return top_k, top_p, (top_k > 0) | (top_p < 1.0)
 
 
 @triton.jit
@@ -95,6 +127,8 @@ def weigh_kernel(
     logits,
     settings,
     highest,
+    best,
+    times,
     keys,
     counts,
     masses,
@@ -104,7 +138,11 @@ def weigh_kernel(
     TILE: tl.constexpr,
     TILES: tl.constexpr,
 ):
-    """Store the keys of a tile, 0 without weight or below min_p, and the count and weight of each class."""
+    """Store what decides a draw in a tile; a token below min_p has no weight.
+
+    With top_k or top_p: the keys, 0 without weight, and the count and weight of each class. Else the least time and, in
+    `best`, its token. Greedy draws keep their `best`.
+    """
     draw, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     tiles = tl.arange(0, TILES)
     top = tl.max(tl.load(highest + draw * num_tiles + tiles, mask=tiles < num_tiles, other=float("-inf")))
@@ -116,14 +154,22 @@ def weigh_kernel(
         numbers = tl.load(logits + row * row_stride + ids, mask=inside, other=float("-inf")).to(tl.float64)
         weights = tl.exp((numbers - top.to(tl.float64)) / temperature)
         weights = tl.where(weights >= setting(settings, MIN_P, draw), weights, 0.0)
-        whole = (weights * WEIGHT_OF_HIGHEST + 0.5).to(tl.int64)
-        found = tl.where(whole > 0, (whole << ID_BITS) + (MAX_ID - ids), 0)
-        tl.store(keys + draw * vocab_size + ids, found, mask=inside)
-        for kind in tl.static_range(NUM_CLASSES):
-            belongs = found >= least_of_class(kind)
-            place = (draw * NUM_CLASSES + kind) * num_tiles + tile
-            tl.store(counts + place, tl.sum(belongs.to(tl.int64)))
-            tl.store(masses + place, tl.sum(tl.where(belongs, whole, 0)))
+        is_filtered = filters_of(settings, draw)[2]
+        if is_filtered:
+            whole = (weights * WEIGHT_OF_HIGHEST + 0.5).to(tl.int64)
+            found = tl.where(whole > 0, (whole << ID_BITS) + (MAX_ID - ids), 0)
+            tl.store(keys + draw * vocab_size + ids, found, mask=inside)
+            for kind in tl.static_range(NUM_CLASSES):
+                belongs = found >= least_of_class(kind)
+                place = (draw * NUM_CLASSES + kind) * num_tiles + tile
+                tl.store(counts + place, tl.sum(belongs.to(tl.int64)))
+                tl.store(masses + place, tl.sum(tl.where(belongs, whole, 0)))
+        else:
+            first, second = key_of(settings, draw)
+            own = times_of(ids, weights, first, second)
+            time, fastest = tl.min(own, axis=0, return_indices=True, return_indices_tie_break_left=True)
+            tl.store(times + draw * num_tiles + tile, time)
+            tl.store(best + draw * num_tiles + tile, tile * TILE + fastest)
 
 
 @triton.jit
@@ -191,31 +237,23 @@ def gathered(keys, counts, least, vocab_size, num_tiles, TILE: tl.constexpr):
 
 
 @triton.jit
-def walked(keys, num_keys, least, hit, LIST_TILE: tl.constexpr):
-    """Return the first kept token of a list at which the sum of weights exceeds `hit`."""
+def winner_of(keys, num_keys, least, first, second, LIST_TILE: tl.constexpr):
+    """Return the token with the least time of the kept ones of a list."""
     token = tl.zeros((), tl.int64)
-    is_found = tl.zeros((), tl.int1)
-    passed = tl.zeros((), tl.int64)
+    time = tl.full((), float("inf"), tl.float64)
     start = tl.zeros((), tl.int64)
     while start < num_keys:
         places = start + tl.arange(0, LIST_TILE)
         found = tl.load(keys + places, mask=places < num_keys, other=0)
-        weights = tl.where((found >= least) & (found > 0), found >> ID_BITS, 0)
-        sums = passed + tl.cumsum(weights, 0)
-        passed += tl.sum(weights)
-        # The first place whose sum is above the hit: its key gives the token.
-        place = tl.sum((sums <= hit).to(tl.int32))
-        here = MAX_ID - (tl.sum(tl.where(tl.arange(0, LIST_TILE) == place, found, 0)) & MAX_ID)
-        token = tl.where(is_found | (passed <= hit), token, here)
-        is_found = passed > hit
+        ids = MAX_ID - (found & MAX_ID)
+        weights = tl.where(found >= least, found >> ID_BITS, 0)
+        times = times_of(ids, weights.to(tl.float64), first, second)
+        here = tl.min(times)
+        # The list is in the order of ids: among equal times, the first one wins.
+        token = tl.where(here < time, tl.min(tl.where(times == here, ids, MAX_ID)), token)
+        time = tl.minimum(here, time)
         start += LIST_TILE
     return token
-
-
-@triton.jit
-def hit_of(total, uniform):
-    """Return the point in a total weight that a uniform number of [0, 1) hits."""
-    return tl.minimum((total.to(tl.float64) * uniform).to(tl.int64), total - 1)
 
 
 @triton.jit
@@ -225,20 +263,19 @@ def share_of(total, share):
 
 
 @triton.jit
-def filtered_draw(
+def kept_keys(
     keys,
     counts,
     masses,
-    vocab_size,
-    num_tiles,
     top_k,
     top_p,
-    uniform,
+    vocab_size,
+    num_tiles,
     TILE: tl.constexpr,
     TILES: tl.constexpr,
     LIST_TILE: tl.constexpr,
 ):
-    """Return the token of a draw with top_k, top_p or both."""
+    """Gather keys that include all that top_k, top_p or both keep; return their number, and the least that is kept."""
     tiles = tl.arange(0, TILES)
     total = tl.sum(tl.load(masses + (NUM_CLASSES - 1) * num_tiles + tiles, mask=tiles < num_tiles, other=0))
     count = tl.sum(tl.load(counts + (NUM_CLASSES - 1) * num_tiles + tiles, mask=tiles < num_tiles, other=0))
@@ -257,21 +294,7 @@ def filtered_draw(
         least, total = least_kept(keys, num_keys, most, False, LIST_TILE)
     if top_p < 1.0:
         least, total = least_kept(keys, num_keys, share_of(total, top_p), True, LIST_TILE)
-    return walked(keys, num_keys, least, hit_of(total, uniform), LIST_TILE)
-
-
-@triton.jit
-def plain_draw(
-    keys, masses, vocab_size, num_tiles, uniform, TILE: tl.constexpr, TILES: tl.constexpr, LIST_TILE: tl.constexpr
-):
-    """Return the token of a draw without filters: finds its tile by the sums of tiles, and reads only this tile."""
-    tiles = tl.arange(0, TILES)
-    mass = tl.load(masses + (NUM_CLASSES - 1) * num_tiles + tiles, mask=tiles < num_tiles, other=0)
-    hit = hit_of(tl.sum(mass), uniform)
-    tile = tl.sum((tl.cumsum(mass, 0) <= hit).to(tl.int32))
-    passed = tl.sum(tl.where(tiles < tile, mass, 0))
-    num_keys = tl.minimum(TILE, vocab_size - tile * TILE)
-    return walked(keys + tile * TILE, num_keys, tl.zeros((), tl.int64), hit - passed, LIST_TILE)
+    return num_keys, least
 
 
 @triton.jit
@@ -279,6 +302,7 @@ def choose_kernel(
     settings,
     highest,
     best,
+    times,
     keys,
     counts,
     masses,
@@ -296,18 +320,27 @@ def choose_kernel(
     top, tile = tl.max(numbers, axis=0, return_indices=True, return_indices_tie_break_left=True)
     token = tl.load(best + draw * num_tiles + tile).to(tl.int64)
     if is_drawn(setting(settings, TEMPERATURE, draw), top):
-        top_k = setting(settings, TOP_K, draw).to(tl.int64)
-        top_p = setting(settings, TOP_P, draw)
-        uniform = setting(settings, UNIFORM, draw)
-        own_keys = keys + draw * vocab_size
-        own_counts = counts + draw * NUM_CLASSES * num_tiles
-        own_masses = masses + draw * NUM_CLASSES * num_tiles
-        if (top_k > 0) | (top_p < 1.0):
-            token = filtered_draw(
-                own_keys, own_counts, own_masses, vocab_size, num_tiles, top_k, top_p, uniform, TILE, TILES, LIST_TILE
+        top_k, top_p, is_filtered = filters_of(settings, draw)
+        if is_filtered:
+            own_keys, first_class = keys + draw * vocab_size, draw * NUM_CLASSES * num_tiles
+            num_keys, least = kept_keys(
+                own_keys,
+                counts + first_class,
+                masses + first_class,
+                top_k,
+                top_p,
+                vocab_size,
+                num_tiles,
+                TILE,
+                TILES,
+                LIST_TILE,
             )
+            first, second = key_of(settings, draw)
+            token = winner_of(own_keys, num_keys, least, first, second, LIST_TILE)
         else:
-            token = plain_draw(own_keys, own_masses, vocab_size, num_tiles, uniform, TILE, TILES, LIST_TILE)
+            own = tl.load(times + draw * num_tiles + tiles, mask=tiles < num_tiles, other=float("inf"))
+            tile = tl.min(own, axis=0, return_indices=True, return_indices_tie_break_left=True)[1]
+            token = tl.load(best + draw * num_tiles + tile).to(tl.int64)
     tl.store(tokens + draw, token)
 
 
@@ -324,8 +357,8 @@ def choose_tokens(
     The token is -1 if a logit of its row is not finite. With `least` = -inf, logits of -inf are forbidden tokens.
 
     `logits` are `[num_rows, vocab_size]`, at most 2^19 tokens, perhaps with gaps between rows; `settings` of the draws
-    are float64 `[num_draws, 6]`: row of logits, temperature, top_k (0: off), top_p, min_p, uniform number. Tile sizes
-    change no token; they are parameters for tests with few tokens.
+    are float64 `[num_draws, 7]`: row of logits, temperature, top_k (0: off), top_p, min_p, and the two words of the key
+    of its random numbers. Tile sizes change no token; they are parameters for tests with few tokens.
     """
     return torch.cat([_choose(logits, part, least, (tile, list_tile)) for part in settings.split(MAX_DRAWS)])
 
@@ -342,14 +375,14 @@ def _choose(logits: torch.Tensor, settings: torch.Tensor, least: float, tile_siz
     if num_draws == 0:
         return tokens
     highest, best = scratch(torch.float32, num_tiles), scratch(torch.int32, num_tiles)
-    keys = scratch(torch.int64, vocab_size)
+    times, keys = scratch(torch.float64, num_tiles), scratch(torch.int64, vocab_size)
     counts, masses = (scratch(torch.int64, NUM_CLASSES.value, num_tiles) for _ in range(2))
     row_stride, tiles, grid = logits.stride(0), triton.next_power_of_2(num_tiles), (num_draws, num_tiles)
     rows, shape, options = (logits, settings, highest), (vocab_size, num_tiles), {"num_warps": NUM_WARPS}
     highest_kernel[grid](*rows, best, row_stride, *shape, least, TILE=tile, **options)
-    weigh_kernel[grid](*rows, keys, counts, masses, row_stride, *shape, TILE=tile, TILES=tiles, **options)
+    weigh_kernel[grid](*rows, best, times, keys, counts, masses, row_stride, *shape, TILE=tile, TILES=tiles, **options)
     choose_kernel[(num_draws,)](
-        *(settings, highest, best, keys, counts, masses, tokens),
+        *(settings, highest, best, times, keys, counts, masses, tokens),
         *shape,
         TILE=tile,
         TILES=tiles,
@@ -360,20 +393,21 @@ def _choose(logits: torch.Tensor, settings: torch.Tensor, least: float, tile_siz
 
 
 def _variant(name: str, kernel: Any, arguments: dict[str, str], constants: dict[str, int]) -> KernelVariant:
-    # A draw's settings are single numbers, so not every load is wide.
-    return KernelVariant(name, kernel, arguments, constants, num_warps=NUM_WARPS, min_wide_share=0.25)
+    # A draw's settings are seven single numbers, so not every load is wide.
+    return KernelVariant(name, kernel, arguments, constants, num_warps=NUM_WARPS, min_wide_share=0.2)
 
 
 def _variants() -> list[KernelVariant]:
     shape = {"vocab_size": "i32:16", "num_tiles": "i32", "settings": "*fp64:16", "highest": "*fp32:16"}
     best, tables = {"best": "*i32:16"}, {"keys": "*i64:16", "counts": "*i64:16", "masses": "*i64:16"}
+    tables["times"] = "*fp64:16"
     choosing = shape | tables | best | {"tokens": "*i64:16"}
     tile, tiles, list_tile = {"TILE": TILE}, {"TILES": 128}, {"LIST_TILE": LIST_TILE}
     found = [_variant("choose", choose_kernel, choosing, tile | tiles | list_tile)]
     for dtype in ("fp32", "bf16"):
         rows = shape | {"logits": f"*{dtype}:16", "row_stride": "i32:16"}
         found.append(_variant(f"highest, {dtype}", highest_kernel, rows | best | {"least": "fp32"}, tile))
-        found.append(_variant(f"weigh, {dtype}", weigh_kernel, rows | tables, tile | tiles))
+        found.append(_variant(f"weigh, {dtype}", weigh_kernel, rows | best | tables, tile | tiles))
     return found
 
 
