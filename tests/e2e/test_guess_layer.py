@@ -29,13 +29,12 @@ from quire.compute.native.decoder import NativeDecoder
 from quire.compute.weights.decoder_weights import expected_tensors, weight_bytes
 from quire.compute.worker.model_runner import StepInputs, StepOutputs
 from quire.core.config import EngineConfig
-from quire.core.guesses import Guesses
 from quire.engine.factory import plan_engine
 from quire.engine.records.step_log import replay
 from support.adapters import adapter_tensors, write_adapter
 from support.gguf_models import write_gguf
 from support.guess_layers import CONFIGS, DEEPSEEK_V3, GLM, QWEN3_5, write_guessing_model
-from support.guess_runs import WORKLOAD, counts_of, make, run, said, workload
+from support.guess_runs import WORKLOAD, Known, compare, counts_of, make, noted_guesses, run, said, workload
 from support.image_models import write_image_model
 from support.native_runs import FLOAT32, NativeRun
 from support.spec_models import random_tensors
@@ -45,7 +44,6 @@ from support.tiny_images import asked_about, file_of, picture
 from support.tiny_recurrent import write_tiny_qwen3_5
 from support.tiny_tokenizer import write_chatml
 
-Known = dict[tuple[int, ...], list[int]]
 SCHEDULES: dict[str, dict[str, Any]] = {
     "together": {"max_num_seqs": 5},
     "small_chunks": {"max_num_batched_tokens": 9, "max_num_seqs": 9},
@@ -64,30 +62,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             found[name + ending] = base / (name + ending)
             write_guessing_model(found[name + ending], config, is_always_right=is_right)
     return found
-
-
-def noted_guesses(llm: LLM) -> Known:
-    """Return the guesses that an engine makes from now on, by text; each time the same. Mutates the engine."""
-    rows, known = llm.engine._executor._layer, Known()
-    follow = rows.follow
-
-    def noted(batch: Any, depths: Mapping[int, int]) -> tuple[dict[int, Guesses], int]:
-        guesses, pass_us = follow(batch, depths)
-        for row, (_, tokens) in guesses.items():
-            before = known.setdefault(tuple(batch.tokens(row)), tokens.tolist())
-            assert all(one == other for one, other in zip(before, tokens, strict=False))
-        return guesses, pass_us
-
-    rows.follow = noted
-    return known
-
-
-def compare(one: Known, other: Known, least: int) -> None:
-    """Assert that two engines guess the same after the same texts, at least this many times."""
-    texts = one.keys() & other.keys()
-    assert len(texts) >= least
-    for text in texts:
-        assert all(this == that for this, that in zip(one[text], other[text], strict=False)), text
 
 
 ALONE: dict[Path, tuple[list[object], Known]] = {}
@@ -394,8 +368,6 @@ def test_what_cannot_guess_for_itself_is_refused_in_one_line(folders: dict[str, 
     write_model_weights(tmp_path / "glm", tensors)
     with pytest.raises(CheckpointError, match=r"missing: model\.layers\.2\.enorm\.weight"):
         LLM(tmp_path / "glm", skip_tokenizer_init=True, speculation="mtp", kv_memory="4MiB")
-    write_model_weights(tmp_path / "glm", tensors | {"model.layers.2.enorm.weight": np.ones(64, np.float32)})
-    assert "torch does not run the layer of a model that guesses" in refusal(tmp_path / "glm", backend="torch")
 
 
 def test_the_layer_takes_memory_but_has_no_ends_of_its_own(folders: dict[str, Path]) -> None:
@@ -411,10 +383,10 @@ def test_the_layer_takes_memory_but_has_no_ends_of_its_own(folders: dict[str, Pa
     assert plans[1].needs.activation_bytes > plans[0].needs.activation_bytes
     assert plans[1].bytes_per_block == 2 * plans[0].bytes_per_block, "as many layers as each of its groups"
     with make(folder, speculation="mtp") as llm:
-        parts = llm.engine._executor._layer._parts
-        assert isinstance(parts.runner, NativeDecoder)
-        assert parts.runner.weight_bytes >= weight_bytes(layer, "float32")
-        assert parts.runner.weight_bytes < 1.1 * weight_bytes(layer, "float32")
+        runner = llm.engine._executor._layer._layer.runner
+        assert isinstance(runner, NativeDecoder)
+        assert runner.weight_bytes >= weight_bytes(layer, "float32")
+        assert runner.weight_bytes < 1.1 * weight_bytes(layer, "float32")
 
 
 def test_plans_and_simulations_know_the_layer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

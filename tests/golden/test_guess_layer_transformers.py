@@ -95,20 +95,22 @@ def expected(model: Any, layer: Any, joins: list[Any], text: list[int], made: ar
     return logits
 
 
-@pytest.mark.parametrize(("name", "backend"), [*((name, "native") for name in LAYERS), ("qwen3-next", "reference")])
+@pytest.mark.parametrize(
+    ("name", "backend"), [*((name, "native") for name in LAYERS), ("qwen3-next", "reference"), ("glm4-moe", "torch")]
+)
 def test_logits_are_those_of_the_published_definition(name: str, backend: str, tmp_path: Path) -> None:
     """Also of guesses after the first, and after guesses that were wrong."""
     model, layer, joins = write(name, tmp_path)
     notes: list[Note] = []
     with make(tmp_path, backend=backend, dtype="float32", speculation="mtp", max_model_len=100) as llm:
         rows = llm.engine._executor._layer
-        guess, ends = rows._guess, rows._parts.ends
+        guess = rows._guess
 
-        def noted(jobs: Any, states: Any, batch: Any) -> Any:
-            for place, job in enumerate(jobs):
-                logits = np.array(ends.logits_of(states)[0][place, : model.config.vocab_size])
-                notes.append((list(batch.tokens(job.row)), job.made[:], logits))
-            return guess(jobs, states, batch)
+        def noted(jobs: Any, places: Any, batch: Any) -> Any:
+            for index, job in enumerate(jobs):
+                logits = rows._layer.logits(np.array(places))[0][index, : model.config.vocab_size].tolist()
+                notes.append((list(batch.tokens(job.row)), job.made[:], np.array(logits, np.float32)))
+            return guess(jobs, places, batch)
 
         rows._guess = noted
         prompts = [{"prompt_token_ids": TOKENS}, {"prompt_token_ids": TOKENS[3:20]}]

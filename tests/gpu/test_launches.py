@@ -13,6 +13,7 @@ from tests.gpu.counting_driver import run_alone
 from quire.compute.models import read_model
 from quire.compute.models.source import ModelFolder
 from support.adapters import adapter_tensors, write_adapter
+from support.guess_layers import GLM, write_guessing_model
 from support.spec_models import write_model_of
 from support.tiny_checkpoint import tiny_qwen3_config, write_tiny_qwen3
 
@@ -105,3 +106,17 @@ def test_a_recorded_step_launches_as_much_with_adapters_as_without(kind: str, tm
     assert found["recorded, one adapter"][0] == kernels
     # Upload of the slots of rows, and their copy to where the recording reads them.
     assert operations < found["recorded, one adapter"][1] <= operations + 4
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a driver, and all other tests launch on it")
+@pytest.mark.skipif(shutil.which("cc") is None, reason="Triton builds its launchers with a C compiler")
+def test_a_layer_that_guesses_launches_what_it_rehearsed_and_the_host_never_waits_for_it(tmp_path: Path) -> None:
+    model, scratch = tmp_path / "model", tmp_path / "driver"
+    scratch.mkdir()
+    write_guessing_model(model, GLM)
+    rehearsed, served, launched = run_alone(scratch, "tests.gpu.layer_launches", str(model))
+    assert served == rehearsed
+    assert launched["1"] == launched["8"], "for one row as for many"
+    kernels, operations, num_waits = launched["1"]
+    assert num_waits == 0
+    assert 10 < kernels + operations < 80

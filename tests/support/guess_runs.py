@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from quire import LLM, RequestOutput, SamplingParams
+from quire.core.guesses import Guesses
 from support.guesses import verify_all_guesses
 
+Known = dict[tuple[int, ...], list[int]]
 LONGEST = 300
 SHARED = [(5 * i * i + 3 * i + 1) % 120 for i in range(70)]
 RULES: list[dict[str, Any]] = [
@@ -69,3 +71,27 @@ def counts_of(llm: LLM, guesser: str) -> tuple[int, int]:
     """Return how many guesses of a proposer were verified, and how many were right."""
     stats = llm.engine.stats()
     return sum(stats.verified_guesses[guesser]), sum(stats.right_guesses[guesser])
+
+
+def noted_guesses(llm: LLM) -> Known:
+    """Return the guesses that an engine makes from now on, by text; each time the same. Mutates the engine."""
+    rows, known = llm.engine._executor._layer, Known()
+    follow = rows.follow
+
+    def noted(batch: Any, depths: Mapping[int, int]) -> tuple[dict[int, Guesses], int]:
+        guesses, pass_us = follow(batch, depths)
+        for row, (_, tokens) in guesses.items():
+            before = known.setdefault(tuple(batch.tokens(row)), tokens.tolist())
+            assert all(one == other for one, other in zip(before, tokens, strict=False))
+        return guesses, pass_us
+
+    rows.follow = noted
+    return known
+
+
+def compare(one: Known, other: Known, least: int) -> None:
+    """Assert that two engines guess the same after the same texts, at least this many times."""
+    texts = one.keys() & other.keys()
+    assert len(texts) >= least
+    for text in texts:
+        assert all(this == that for this, that in zip(one[text], other[text], strict=False)), text

@@ -15,14 +15,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from quire.compute.arrays import BoolArray, FloatArray, IntArray, Logits
+from quire.compute.arrays import BoolArray, IntArray, Logits
 from quire.compute.sampling.draws import Sampler
 from quire.compute.speculation.base import Proposer
 from quire.compute.weights.classifier import Classifier
 from quire.compute.weights.dense import Dense
 from quire.compute.worker.image_queue import EncodedImages, ImageEncoder
 from quire.compute.worker.kv_memory import KVMemory
-from quire.compute.worker.model_runner import ModelRunner
+from quire.compute.worker.model_runner import ModelRunner, StepInputs, StepOutputs
 from quire.compute.worker.step_ahead import Launcher
 from quire.compute.worker.store.slot_file import SlotFile
 from quire.core.byte_sizes import format_bytes
@@ -82,29 +82,42 @@ class DraftParts:
     most_tokens: int
 
 
-class ModelEnds(Protocol):
-    """The two ends of a model, which the layer that guesses shares with it."""
+class GuessLayer(Protocol):
+    """A model's own layer that guesses tokens. It keeps hidden states between calls, in the memory of its engine.
 
-    def embed(self, token_ids: IntArray) -> FloatArray:
-        """Return the rows of the embedding for some tokens. Does not mutate."""
+    Its keys and values share the model's blocks (`cache.draft`).
+    """
+
+    def run_model(self, runner: ModelRunner[Any], inputs: StepInputs, cache: KVMemory) -> StepOutputs:
+        """Compute a step of the model, and keep the hidden states of its tokens. Mutates the cache."""
         ...
 
-    def logits_of(self, states: FloatArray) -> tuple[Logits, BoolArray]:
-        """Return the logits of hidden states, valid until the next step or call, and which rows are finite."""
+    def read(self, inputs: StepInputs, places: IntArray) -> None:
+        """Read tokens of the model's last step, computed or launched; `places`: those of the tokens in that step.
+
+        The inputs have the next token of each. Keeps the output for the last token of each sequence. Does not wait.
+        Mutates the slots of the tokens in the memory.
+        """
+        ...
+
+    def read_on(self, inputs: StepInputs, places: IntArray) -> None:
+        """Read the next token of some sequences, whose hidden states are the kept outputs at these places.
+
+        Keeps their outputs instead. Mutates the slots of the tokens in the memory.
+        """
+        ...
+
+    def logits(self, places: IntArray) -> tuple[Logits, BoolArray]:
+        """Return the logits of the kept outputs at these places, valid until the next call, and which are finite."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class GuessLayerParts:
-    """The model's own layer that guesses tokens; its keys and values share the model's blocks (`cache.draft`).
+    """The model's own layer that guesses tokens. `context_length` is the longest text that the layer reads."""
 
-    `ends`: those of the model. `context_length` is the longest text that the layer reads.
-    """
-
-    runner: ModelRunner[Any]
-    cache: KVMemory
+    layer: GuessLayer
     sampler: Sampler
-    ends: ModelEnds
     context_length: int
 
 

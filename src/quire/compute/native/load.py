@@ -21,6 +21,7 @@ from quire.compute.weights.codes import in_groups
 from quire.compute.weights.decoder_weights import WeightReader
 from quire.compute.weights.weight_file import WeightFile
 from quire.compute.worker.cache_engine import CacheEngine
+from quire.compute.worker.host_layer import HostLayer
 from quire.compute.worker.key_centres import BLOCK
 from quire.core.errors import InvalidConfigError, InvariantError
 from quire.core.executor import NoteLoaded
@@ -215,7 +216,7 @@ def _layer_parts(
     decoder = Decoder(decoder_shape(spec, cache.draft.spec), kernels_for(settings.instruction_set), team)
     runner = NativeDecoder(spec, decoder, reader)
     decoder.reserve(settings.max_num_batched_tokens, 0)
-    return GuessLayerParts(runner, cache.draft, sampler, ends, spec.context_length)
+    return GuessLayerParts(HostLayer(runner, cache.draft, ends), sampler, spec.context_length)
 
 
 def _thread_team(num_threads: int) -> ThreadTeam:

@@ -11,6 +11,7 @@ from quire.compute.sampling.reference import ReferenceSampler
 from quire.compute.weights.codes import in_groups
 from quire.compute.weights.decoder_weights import DecoderWeights
 from quire.compute.worker.cache_engine import CacheEngine
+from quire.compute.worker.host_layer import HostLayer
 from quire.core.kv_spec import KVCacheSpec
 
 
@@ -74,4 +75,4 @@ def _layer_parts(
         return None
     loaded = DecoderWeights.load(model.spec, model.source.tensors(), weights=in_groups(weights))
     runner = ReferenceDecoder(model.spec, loaded)
-    return GuessLayerParts(runner, cache.draft, ReferenceSampler(), ends, model.spec.context_length)
+    return GuessLayerParts(HostLayer(runner, cache.draft, ends), ReferenceSampler(), model.spec.context_length)

@@ -18,6 +18,7 @@ from quire.compute.adapters.room import room_for
 from quire.compute.backend import BackendFacts, WorkerParts, needs_on_host
 from quire.compute.models import ModelDescription
 from quire.compute.models.base import DecoderSpec
+from quire.compute.models.guess_layer import joined_row_bytes
 from quire.compute.models.vision.spec import VisionSpec
 from quire.compute.torch.block_types import codings, kept_blocks
 from quire.compute.torch.device import DeviceFacts, choose_device, look
@@ -34,7 +35,7 @@ from quire.compute.torch.settings import (
 )
 from quire.compute.vision.encoder import rows_bytes
 from quire.compute.vision.weights import vision_bytes
-from quire.core.config import EngineConfig, ResolvedConfig
+from quire.core.config import MTP, EngineConfig, ResolvedConfig
 from quire.core.errors import InvalidConfigError
 from quire.core.executor import NoteLoaded
 from quire.core.granted import free_memory, usable_cores
@@ -120,6 +121,7 @@ class TorchBackend:
             weight_bytes=_weight_bytes(models, settings),
             activation_bytes=activation_bytes(model.spec, settings)
             + sum(activation_bytes(each.spec, settings.of_draft()) for each in models[1:])
+            + sum(joined_row_bytes(each.spec) * config.max_num_batched_tokens for each in models[1:])
             + (0 if model.vision is None else _image_bytes(model.vision, model.spec, settings)),
             block_types=tuple(sorted({kind for each in models for kind in _kept(each, settings).values()})),
             makes_vectors=True,
@@ -202,6 +204,7 @@ class TorchBackend:
 def _require_ranks(config: ResolvedConfig) -> None:
     """Raise `InvalidConfigError` for settings that several ranks do not support."""
     obstacles = {
+        f"with speculation {MTP}, whose layer is not split": config.speculation == MTP,
         "with adapters, which are not split": bool(config.adapter) or config.adapter_memory is not None,
         "with a disk cache, which would hold the heads of one rank only": config.disk_cache is not None,
     }

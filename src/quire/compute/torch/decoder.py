@@ -243,17 +243,27 @@ class TorchDecoder:
         part = given.numbers[:, (index + 1) * size : (index + 2) * size]
         return Waiting(hidden.index_add(0, given.tokens, part.to(hidden.dtype)), None, None)
 
+    def embedded(self, ids: torch.Tensor, given: GivenRows | None) -> torch.Tensor:
+        """Return the rows of the embedding for some tokens, or the rows that they have instead."""
+        hidden = self._weights.embedding.looked_up(ids).to(torch.float32) * self.spec.embedding_scale
+        hidden = hidden.to(self.dtype)
+        if given is not None:
+            hidden[given.tokens] = given.numbers[:, : hidden.shape[1]].to(hidden.dtype)
+        return hidden
+
     def _embed(self, ids: torch.Tensor, batch: StepBatch) -> torch.Tensor:
         weights, positions = self._weights, batch.positions
-        hidden = weights.embedding.looked_up(ids).to(torch.float32) * self.spec.embedding_scale
-        hidden = hidden.to(weights.dtype)
-        if batch.given is not None:
-            hidden[batch.given.tokens] = batch.given.numbers[:, : hidden.shape[1]].to(hidden.dtype)
+        hidden = self.embedded(ids, batch.given) if batch.halves is None else self._joined(*batch.halves)
         if weights.embedding_in is not None:
             hidden = self._product(hidden, weights.embedding_in)
         if weights.positions is not None and self.spec.learned_positions is not None:
             hidden = hidden + weights.positions[positions + self.spec.learned_positions]
         return hidden
+
+    def _joined(self, tokens: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+        """Return the rows of embedded tokens and hidden states, each half normalised."""
+        norms = self._weights.token_norm, self._weights.state_norm
+        return torch.cat([self._normed(*half) for half in zip((tokens, states), norms, strict=True)], dim=-1)
 
     def _enter(self, waiting: Waiting, before: Norm | None) -> tuple[torch.Tensor, torch.Tensor]:
         """Add the waiting update to the residual stream; return the stream, and the input of the next sublayer."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import torch
 
 from quire.compute.arrays import FloatArray
-from quire.compute.backend import DraftParts, WorkerParts
+from quire.compute.backend import DraftParts, GuessLayerParts, WorkerParts
 from quire.compute.models import ModelDescription
 from quire.compute.models.base import DecoderSpec
 from quire.compute.sampling.reference import ReferenceSampler
@@ -22,6 +22,7 @@ from quire.compute.torch.decoder import Implementations, TorchDecoder
 from quire.compute.torch.experts import ExpertOperations, PlainExperts
 from quire.compute.torch.footprint import DeviceMemory, Footprint, measure
 from quire.compute.torch.graphs import CudaRecorder, StepGraphs
+from quire.compute.torch.guess_layer import TorchLayer
 from quire.compute.torch.host_sampler import HostSampler
 from quire.compute.torch.images import load_encoder, rehearse
 from quire.compute.torch.operations import Operations, PlainOperations
@@ -63,10 +64,25 @@ def open_device(name: str) -> torch.device:
     return device
 
 
+class Guessers(NamedTuple):
+    """What guesses for a model, on the same device: a draft model, a layer of the model, or neither."""
+
+    draft: LoadedModel | None = None
+    layer: LoadedLayer | None = None
+
+    @property
+    def cache(self) -> TorchCache | None:
+        """The KV memory of the guesser, in the blocks of the model."""
+        return next((each.cache for each in self if each is not None), None)
+
+
+NO_GUESSERS: Final = Guessers()
+
+
 class LoadedModel:
     """A model on a device, and a KV memory that is not allocated yet: enough to make a worker.
 
-    `draft`: its draft model, over the same blocks (`TorchCache.draft`). `encoder`: of images.
+    `guessers`: what guesses for it, over the same blocks (`TorchCache.draft`). `encoder`: of images.
     """
 
     def __init__(
@@ -76,14 +92,14 @@ class LoadedModel:
         settings: TorchSettings,
         eos_token_ids: frozenset[int],
         *,
-        draft: LoadedModel | None = None,
+        guessers: Guessers = NO_GUESSERS,
         encoder: TowerEncoder | None = None,
     ) -> None:
         self.decoder = decoder
         self.cache = cache
         self._settings = settings
         self._eos_token_ids = eos_token_ids
-        self._draft = draft
+        self._draft, self._layer = guessers
         self._encoder = encoder
         self.sampler = create_sampler(decoder.spec.vocab_size, cache.device)
         room = settings.adapter_room
@@ -120,6 +136,10 @@ class LoadedModel:
             has_adapter=runner.has_adapter,
             image_encoder=self._encoder,
         )
+        if self._layer is not None:
+            layer = self._layer.over(runner)
+            guesser = GuessLayerParts(layer, self.sampler, self._layer.decoder.spec.context_length)
+            return replace(parts, layer=guesser, on_start=layer.prepare)
         return parts if self._draft is None else self._draft.join(parts, runner.vocab_size)
 
     def join(self, parts: WorkerParts, vocab_size: int) -> WorkerParts:
@@ -134,14 +154,17 @@ class LoadedModel:
     def _prepared(
         self, *, records: bool, launches: bool = True, note_loaded: NoteLoaded | None = None
     ) -> list[TorchRunner]:
-        """Return the runners of the model and of its draft model, after their largest steps.
+        """Return the runners of the model and of its draft model, after their largest steps, and those of its layer.
 
         An image is encoded between steps, so its state is there meanwhile.
         """
         if self._encoder is not None:
             rehearse(self._encoder)
         runner = self.runner(self.new_graphs(note_loaded) if records else None, launches=launches)
+        layer = None if self._layer is None else self._layer.over(runner)
         runner.prepare(self.cache)
+        if layer is not None:
+            layer.prepare()
         return [runner] if self._draft is None else [runner, *self._draft._prepared(records=records, launches=False)]
 
     def runner(self, graphs: StepGraphs | None, *, launches: bool = True) -> TorchRunner:
@@ -165,9 +188,9 @@ class LoadedModel:
 
     def rehearsals(self) -> tuple[StepInputs, ...]:
         """Return the largest steps; none on a CPU, which compiles nothing."""
-        if self.cache.device.type != "cuda":
+        steps = rehearsals_of(self.decoder, self.cache, self._settings)
+        if not steps:
             return ()
-        steps = largest_steps(self.cache.spec, self._settings, self.decoder.spec.context_length)
         return with_images(steps, self.decoder.spec) if self._settings.reads_images else steps
 
     def new_graphs(self, note_loaded: NoteLoaded | None) -> StepGraphs | None:
@@ -181,22 +204,55 @@ class LoadedModel:
         return StepGraphs(self.decoder, CudaRecorder(), max_short, max_tokens, note_loaded=note_loaded)
 
 
-def load_model(model: ModelDescription, settings: TorchSettings, note_loaded: NoteLoaded | None = None) -> LoadedModel:
-    """Return a model on its device, and its draft model. Checks each whole checkpoint before it reads weights.
+@dataclass(frozen=True, slots=True)
+class LoadedLayer:
+    """The layer of a model that guesses, on its device, and its KV memory in the model's blocks."""
 
-    Calls `note_loaded` with the progress of the model. Raises `ExecutionError` for a device that cannot be opened,
-    `OutOfMemoryError` for weights that do not fit.
+    decoder: TorchDecoder
+    cache: TorchCache
+    settings: TorchSettings
+
+    def over(self, runner: TorchRunner) -> TorchLayer:
+        """Return the layer of a model with this runner. Does not mutate."""
+        return TorchLayer(self.decoder, self.cache, runner, rehearsals_of(self.decoder, self.cache, self.settings))
+
+
+def rehearsals_of(decoder: TorchDecoder, cache: TorchCache, settings: TorchSettings) -> tuple[StepInputs, ...]:
+    """Return the largest steps of texts; none on a CPU, which compiles nothing."""
+    if cache.device.type != "cuda":
+        return ()
+    return largest_steps(cache.spec, settings, decoder.spec.context_length)
+
+
+def load_model(model: ModelDescription, settings: TorchSettings, note_loaded: NoteLoaded | None = None) -> LoadedModel:
+    """Return a model on its device, and its draft model or layer that guesses.
+
+    Checks each whole checkpoint before it reads weights. Calls `note_loaded` with the progress of the model. Raises
+    `ExecutionError` for a device that cannot be opened, `OutOfMemoryError` for weights that do not fit.
     """
     if settings.num_threads:
         torch.set_num_threads(settings.num_threads)
     device = open_device(settings.device)
     cache = TorchCache(block_spec(model, settings), create_attention(model.spec, settings), device, num_blocks=0)
     reader = weight_reader(model, settings, note_loaded)
-    draft = None if model.draft is None else load_model(model.draft, settings.of_draft())
-    cache.draft = None if draft is None else draft.cache
+    guessers = load_guessers(model, settings, device)
+    cache.draft = guessers.cache
     decoder = load_decoder(model.spec, reader, settings, cache)
     encoder = image_encoder(model, settings, device)
-    return LoadedModel(decoder, cache, settings, frozenset(model.eos_token_ids), draft=draft, encoder=encoder)
+    eos_token_ids = frozenset(model.eos_token_ids)
+    return LoadedModel(decoder, cache, settings, eos_token_ids, guessers=guessers, encoder=encoder)
+
+
+def load_guessers(model: ModelDescription, settings: TorchSettings, device: torch.device) -> Guessers:
+    """Return the draft model of a model, or its layer that guesses, if it has one. Raises as `load_model`."""
+    own, settings = model.draft, settings.of_draft()
+    if own is None:
+        return NO_GUESSERS
+    if not own.spec.joins_states:
+        return Guessers(draft=load_model(own, settings))
+    cache = TorchCache(block_spec(own, settings), create_attention(own.spec, settings), device, num_blocks=0)
+    decoder = load_decoder(own.spec, weight_reader(own, settings, None), settings, cache)
+    return Guessers(layer=LoadedLayer(decoder, cache, settings))
 
 
 def image_encoder(model: ModelDescription, settings: TorchSettings, device: torch.device) -> TowerEncoder | None:
@@ -222,7 +278,7 @@ def load_decoder(spec: DecoderSpec, reader: PartReader, settings: TorchSettings,
     except torch.OutOfMemoryError as error:
         raise OutOfMemoryError(f"the weights do not fit into the memory of {cache.device}") from error
     implementations = implementations_for(weights, settings, cache)
-    if cache.spec.dtype == "int4":
+    if cache.spec.dtype == "int4" and spec.vocab_size:
         weights = with_key_centres(spec, weights, implementations)
     return TorchDecoder(spec, weights, implementations)
 

@@ -8,7 +8,6 @@ from quire.compute.models.base import DecoderSpec
 def missing(spec: DecoderSpec) -> str:
     """Return what a model has that this engine does not run; empty if it runs the model."""
     parts = {
-        "the layer of a model that guesses (speculation mtp)": spec.joins_states,
         "latents (MLA)": spec.attention.latent is not None,
         "linear attention": spec.delta is not None,
         "gates on attention": spec.attention.gated,

@@ -90,6 +90,9 @@ class TorchRunner:
         self._graphs, self._draw_graphs = graphs
         self._rehearsals = rehearsals
         self._slots = slots
+        self._keeps_states = False
+        self.states: torch.Tensor | None = None
+        """The hidden states of the tokens of the last step, if they are kept."""
         self._counts = CountTable(self.vocab_size, decoder.device)
         self._last_tokens = LastTokens(num_rows, self.vocab_size, decoder.device)
 
@@ -107,8 +110,9 @@ class TorchRunner:
         size = max((len(inputs.token_ids) for inputs in self._rehearsals), default=0)
         try:
             for inputs in self._rehearsals:
-                batch = self._uploaded(inputs, cache)
-                logits = self._decoder.logits(self._decoder.run(batch, cache.pairs()).rows)
+                batch = self._uploaded(self._with_states(inputs), cache)
+                outputs = self._decoder.run(batch, cache.pairs())
+                logits = self._decoder.logits(outputs.rows)
                 for draws in rehearsed_draws(len(inputs.entries)):
                     self._choose(logits, draws, inputs.rows, np.zeros(len(inputs.rows), np.bool_))
                 if self._slots is not None:
@@ -125,7 +129,7 @@ class TorchRunner:
 
     def run(self, inputs: StepInputs, cache: TorchCache) -> StepOutputs:
         """Compute one step and wait for it. Mutates the slots of its tokens in the cache."""
-        outputs = self._compute(inputs, cache)
+        outputs = self._started(inputs, cache)
         with device_call():
             logits = self._logits(outputs)
             finite = torch.cat((outputs.finite, are_finite(logits))).cpu().numpy()
@@ -150,7 +154,7 @@ class TorchRunner:
 
     def launch(self, inputs: StepInputs, draws: Draws, cache: TorchCache) -> TorchStep:
         """Start a step and its draws, one for each row of logits. Mutates its slots in the cache."""
-        outputs = self._compute(inputs, cache)
+        outputs = self._started(inputs, cache)
         has_draw, last = np.diff(inputs.logit_starts) > 0, inputs.token_ids[inputs.query_starts[1:] - 1]
         rows = inputs.rows[has_draw]
         with device_call():
@@ -159,6 +163,19 @@ class TorchRunner:
             chosen = self._choose(self._logits(outputs), draws, rows, last[has_draw] == UNKNOWN)
             self._last_tokens.store(on_device(rows, self._device), chosen)
             return TorchStep(chosen.to(torch.int32), outputs.finite)
+
+    def keep_states(self) -> None:
+        """Keep the hidden states of the tokens of each step from now on, for the layer that guesses. Mutates."""
+        self._keeps_states = True
+
+    def embedded(self, inputs: StepInputs, batch: StepBatch) -> torch.Tensor:
+        """Return the embedding of the tokens of a step; an unknown one is the last token of its row. Does not wait."""
+        ids = self._last_tokens.known(batch.token_ids) if inputs.token_ids.min() < 0 else batch.token_ids
+        return self._decoder.embedded(ids, batch.given)
+
+    def logits_of(self, states: torch.Tensor) -> torch.Tensor:
+        """Return the logits of hidden states. Does not wait."""
+        return self._decoder.logits(states)
 
     def _choose(self, logits: torch.Tensor, draws: Draws, rows: IntArray, goes_on: BoolArray) -> torch.Tensor:
         """Return the token of each draw; `rows` and `goes_on`: as in `CountTable.take`. Mutates counts."""
@@ -171,6 +188,20 @@ class TorchRunner:
     def _logits(self, outputs: DecoderOutputs) -> torch.Tensor:
         """Return the logits of a step."""
         return self._decoder.logits(outputs.rows)
+
+    def _started(self, inputs: StepInputs, cache: TorchCache) -> DecoderOutputs:
+        """Start a step, and keep the hidden states of its tokens if the layer that guesses reads them. Mutates."""
+        self.states = None
+        outputs = self._compute(self._with_states(inputs), cache)
+        if not self._keeps_states or outputs.states is None:
+            return outputs
+        self.states = outputs.states
+        requested = self.states[on_device(inputs.state_indices, self._device)] if len(inputs.state_indices) else None
+        return replace(outputs, states=requested)
+
+    def _with_states(self, inputs: StepInputs) -> StepInputs:
+        """Return a step that requests the hidden states of all its tokens, if they are kept."""
+        return replace(inputs, state_indices=np.arange(len(inputs.token_ids))) if self._keeps_states else inputs
 
     def _compute(self, inputs: StepInputs, cache: TorchCache) -> DecoderOutputs:
         """Start a step, in halves if it does not fit."""

@@ -140,6 +140,8 @@ class TorchWeights:
     final_norm: Norm | None
     layer_inputs: InputWeights | None
     layers: tuple[LayerWeights, ...]
+    token_norm: Norm | None = None
+    state_norm: Norm | None = None
 
     @classmethod
     def load(cls, spec: DecoderSpec, reader: PartReader, dtype: torch.dtype, device: torch.device) -> TorchWeights:
@@ -159,6 +161,8 @@ class TorchWeights:
             final_norm=loader.norm_of(Part.FINAL_NORM, parts),
             layer_inputs=loader.inputs(parts),
             layers=(),
+            token_norm=loader.norm_of(Part.TOKEN_NORM, parts),
+            state_norm=loader.norm_of(Part.STATE_NORM, parts),
         )
         reader.release()
         return replace(weights, layers=tuple(loader.layer(index) for index in range(len(spec.layers))))
@@ -174,7 +178,8 @@ class TorchWeights:
 
     def matrices(self) -> Iterator[Matrix]:
         """Yield every matrix that rows are multiplied by; only the first expert of a layer, because all are alike."""
-        yield self.head
+        if len(self.head.weight):
+            yield self.head
         yield from filter(None, (self.embedding_in, self.embedding_out))
         if self.layer_inputs is not None:
             yield self.layer_inputs.projection

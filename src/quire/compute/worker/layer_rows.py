@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from quire.compute.arrays import BoolArray, FloatArray, IntArray
+from quire.compute.arrays import IntArray
 from quire.compute.backend import GuessLayerParts
 from quire.compute.worker.guess_draws import GuessDraws
 from quire.compute.worker.input_batch import InputBatch
@@ -37,7 +37,7 @@ from quire.core.step import StepPlan
 
 @dataclass(slots=True)
 class _Job:
-    """A row that gets at most `depth` guesses; `made` so far. `place`: its last token among those of the step."""
+    """A row that gets at most `depth` guesses; `made` so far. `place`: its place among the outputs of the layer."""
 
     row: int
     depth: int
@@ -47,20 +47,20 @@ class _Job:
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """The outputs of the layer for the last token of each row in a step, and that token's coordinates, if any."""
+    """The rows whose last token the layer has read in a step, and that token's coordinates, if any."""
 
     coordinates: IntArray | None  # [num_axes, num_rows]
-    places: dict[int, int]  # row → its place in `states`
-    states: FloatArray  # [num_rows, hidden_size]
+    places: dict[int, int]  # row → its place among the outputs of the layer
 
 
 class LayerRows:
-    """The layer that guesses, and the hidden states of the step that is being computed."""
+    """The layer that guesses, and the step whose tokens it reads next."""
 
     def __init__(self, parts: GuessLayerParts, draws: GuessDraws) -> None:
-        self._parts = parts
+        self._layer = parts.layer
+        self._context_length = parts.context_length
         self._draws = draws
-        self._computed: tuple[StepInputs, FloatArray] | None = None
+        self._computed: StepInputs | None = None
         self._read: _Read | None = None
 
     def apply(self, plan: StepPlan) -> None:
@@ -71,17 +71,20 @@ class LayerRows:
         """Do nothing: no row has anything between steps."""
 
     def run(self, runner: ModelRunner[Any], inputs: StepInputs, cache: KVMemory) -> StepOutputs:
-        """Compute a step of the model, and keep the hidden states of its tokens until `note`. Mutates the cache."""
-        outputs = runner.run(replace(inputs, state_indices=np.arange(len(inputs.token_ids))), cache)
-        self._computed = inputs, outputs.states
-        return replace(outputs, states=outputs.states[inputs.state_indices])
+        """Compute a step of the model, whose tokens `note` reads. Mutates the cache."""
+        outputs = self._layer.run_model(runner, inputs, cache)
+        self._computed = inputs
+        return outputs
+
+    def note_launched(self, inputs: StepInputs) -> None:
+        """Note a step that was launched, whose tokens `note` reads. Mutates."""
+        self._computed = inputs
 
     def note(self, plan: StepPlan, batch: InputBatch) -> None:
-        """Read the tokens of a step, when those after them are known. Mutates the slots of its tokens."""
-        computed, self._computed = self._computed, None
-        if computed is None:
+        """Read the tokens of a step, when those after them are known, or launched. Mutates the slots of its tokens."""
+        inputs, self._computed = self._computed, None
+        if inputs is None:
             return
-        inputs, states = computed
         rows, tokens, next_tokens = list[int](), list[IntArray](), array("i")
         for sequence, row in enumerate(inputs.rows.tolist()):
             if batch.failure(row) is not None:
@@ -95,20 +98,14 @@ class LayerRows:
             rows.append(sequence)
             tokens.append(np.arange(first, end))
         if rows:
-            self._read_tokens(inputs, states, rows, tokens, np.array(next_tokens, np.int64))
+            self._read_tokens(inputs, rows, tokens, np.array(next_tokens, np.int64))
 
     def _read_tokens(
-        self,
-        inputs: StepInputs,
-        states: FloatArray,
-        sequences: list[int],
-        tokens: list[IntArray],
-        next_tokens: IntArray,
+        self, inputs: StepInputs, sequences: list[int], tokens: list[IntArray], next_tokens: IntArray
     ) -> None:
         """Read tokens of a step, given by their places in it and their next tokens. Mutates the memory."""
         places, counts = np.concatenate(tokens), np.array(list(map(len, tokens)))
         ends = np.cumsum(counts)
-        halves = self._embedded(inputs, places, next_tokens), states[places]
         of_layer = StepInputs(
             entries=tuple(range(len(sequences))),
             query_starts=np.concatenate((np.zeros(1, np.int64), ends)),
@@ -119,32 +116,13 @@ class LayerRows:
             logit_starts=np.zeros(len(sequences) + 1, np.int64),
             logit_indices=NO_INDICES,
             rows=inputs.rows[sequences],
+            given=_given_next(inputs)[places] if len(inputs.given) else NO_INDICES,
+            given_rows=inputs.given_rows,
             coordinates=inputs.coordinates[:, places if inputs.coordinates.size else NO_INDICES],
         )
-        outputs = self._run(of_layer, ends - 1, halves)
-        finite: BoolArray = np.all(np.isfinite(outputs), axis=1)
-        good = {row: place for place, row in enumerate(of_layer.rows.tolist()) if finite[place]}
-        self._read = _Read(of_layer.coordinates[:, ends - 1] if inputs.coordinates.size else None, good, outputs)
-
-    def _embedded(self, inputs: StepInputs, places: IntArray, next_tokens: IntArray) -> FloatArray:
-        """Return the row of each next token: of the embedding, or of an image if that is in the step."""
-        rows = self._parts.ends.embed(next_tokens)
-        if len(inputs.given):
-            given = np.append(inputs.given[1:], -1)
-            given[inputs.query_starts[1:] - 1] = -1  # their next tokens are not in the step
-            is_given = given[places] >= 0
-            rows[is_given] = inputs.given_rows[given[places[is_given]], : rows.shape[1]]
-        return rows
-
-    def _run(self, inputs: StepInputs, ends: IntArray, halves: tuple[FloatArray, FloatArray]) -> FloatArray:
-        """Return the outputs of the layer for some tokens; `halves`: embedded next tokens, hidden states. Mutates."""
-        given = replace(
-            inputs,
-            state_indices=ends,
-            given=np.arange(len(inputs.token_ids)),
-            given_rows=np.concatenate(halves, axis=1),
-        )
-        return self._parts.runner.run(given, self._parts.cache).states
+        self._layer.read(of_layer, places)
+        of_rows = {row: place for place, row in enumerate(of_layer.rows.tolist())}
+        self._read = _Read(of_layer.coordinates[:, ends - 1] if inputs.coordinates.size else None, of_rows)
 
     def follow(self, batch: InputBatch, depths: Mapping[int, int]) -> tuple[dict[int, Guesses], int]:
         """Return guesses for the rows in `depths` after a step, and the microseconds of a pass; 0: not measured.
@@ -155,39 +133,50 @@ class LayerRows:
         if read is None:
             return {}, 0
         jobs = self._jobs(read, batch, depths)
-        active, states, num_passes, began_s = jobs, read.states[[job.place for job in jobs]], 0, time.perf_counter()
+        active, places, num_passes, began_s = jobs, [job.place for job in jobs], 0, time.perf_counter()
         while active:
             if num_passes:
-                states = self._next_states(read, active, states, batch)
-            active, states = self._guess(active, states, batch)
+                self._read_guesses(read, active, places, batch)
+                places = list(range(len(active)))
+            active, places = self._guess(active, places, batch)
             num_passes += 1
         pass_us = round(1e6 * (time.perf_counter() - began_s) / num_passes) if num_passes else 0
         return {job.row: Guesses("mtp", job.made) for job in jobs if job.made}, pass_us
 
     def _jobs(self, read: _Read, batch: InputBatch, depths: Mapping[int, int]) -> list[_Job]:
-        most = {row: min(depth, self._parts.context_length - len(batch.tokens(row))) for row, depth in depths.items()}
+        most = {row: min(depth, self._context_length - len(batch.tokens(row))) for row, depth in depths.items()}
         return [_Job(row, depth, read.places[row]) for row, depth in most.items() if depth > 0 and row in read.places]
 
-    def _guess(self, jobs: list[_Job], states: FloatArray, batch: InputBatch) -> tuple[list[_Job], FloatArray]:
-        """Make the next guess of jobs; return those that continue, and their states. Mutates the jobs."""
-        logits, finite = self._parts.ends.logits_of(states)
-        places = [place for place in range(len(jobs)) if finite[place]]
-        if not places:
-            return [], states[:0]
-        made = {jobs[place].row: jobs[place].made for place in places}
-        for place, token in zip(places, self._draws.draw(logits, places, made, batch), strict=True):
-            jobs[place].made.append(token)
-        places = [place for place in places if len(jobs[place].made) < jobs[place].depth]
-        going_on = [jobs[place] for place in places]
-        self._draws.ask({job.row: job.made for job in going_on}, batch)
-        return going_on, states[places]
+    def _guess(self, jobs: list[_Job], places: list[int], batch: InputBatch) -> tuple[list[_Job], list[int]]:
+        """Make the next guess of jobs, from the outputs at these places; return those that continue, and their places.
 
-    def _next_states(self, read: _Read, jobs: list[_Job], states: FloatArray, batch: InputBatch) -> FloatArray:
-        """Return the outputs of the layer for the last guess of each job, whose hidden state is `states`. Mutates."""
+        Mutates the jobs.
+        """
+        logits, finite = self._layer.logits(np.array(places, np.int64))
+        good = [index for index in range(len(jobs)) if finite[index]]
+        if not good:
+            return [], []
+        made = {jobs[index].row: jobs[index].made for index in good}
+        for index, token in zip(good, self._draws.draw(logits, good, made, batch), strict=True):
+            jobs[index].made.append(token)
+        good = [index for index in good if len(jobs[index].made) < jobs[index].depth]
+        going_on = [jobs[index] for index in good]
+        self._draws.ask({job.row: job.made for job in going_on}, batch)
+        return going_on, [places[index] for index in good]
+
+    def _read_guesses(self, read: _Read, jobs: list[_Job], places: list[int], batch: InputBatch) -> None:
+        """Read the last guess of each job, whose hidden state is the output at its place. Mutates the memory."""
         rows = [job.row for job in jobs]
         starts = [len(batch.tokens(job.row)) - 2 + len(job.made) for job in jobs]
         inputs = batch.inputs_for(rows, starts, [job.made[-1:] for job in jobs], [0] * len(jobs))
         if read.coordinates is not None:
             steps = np.array([len(job.made) for job in jobs], np.int64)
             inputs = replace(inputs, coordinates=read.coordinates[:, [job.place for job in jobs]] + steps)
-        return self._run(inputs, np.arange(len(jobs)), (self._parts.ends.embed(inputs.token_ids), states))
+        self._layer.read_on(inputs, np.array(places, np.int64))
+
+
+def _given_next(inputs: StepInputs) -> IntArray:
+    """Return, as `StepInputs.given`, the row of the token after each, if that is in the step. Does not mutate."""
+    given = np.append(inputs.given[1:], -1)
+    given[inputs.query_starts[1:] - 1] = -1
+    return given

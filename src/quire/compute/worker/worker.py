@@ -114,9 +114,7 @@ class Worker:
             return
         ahead, batch = self._ahead, self._batch
         if ahead is not None and ahead.takes(plan):
-            self._results.append(_outcome(plan, lambda: ahead.launch(plan, batch, self.cache)))
-            if self._draft is not None:
-                self._draft.note(plan, batch)
+            self._results.append(_outcome(plan, lambda: self._launch(ahead, plan, batch)))
         else:
             # A choice may depend on the tokens of earlier steps.
             if self._results:
@@ -188,6 +186,15 @@ class Worker:
             self._images.start(start)
         except Exception as error:
             batch.fail(start.row, f"its settings cannot be stored: {type(error).__name__}: {error}")
+
+    def _launch(self, ahead: StepsAhead, plan: StepPlan, batch: InputBatch) -> Launched:
+        """Start a step, and let the model that guesses note it, or the layer read its tokens."""
+        launched = ahead.launch(plan, batch, self.cache)
+        if self._layer is not None:
+            self._layer.note_launched(launched.inputs)
+        if self._draft is not None:
+            self._draft.note(plan, batch)
+        return launched
 
     def _compute(self, plan: StepPlan, batch: InputBatch) -> StepResult:
         if self._transfers is not None and plan.transfers.is_waiting:

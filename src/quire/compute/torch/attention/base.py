@@ -225,6 +225,7 @@ class StepBatch:
     given: GivenRows | None = None  # rows in place of embedded tokens; None: no token has one
     coordinates: tuple[torch.Tensor, ...] | None = None  # of each axis, [num_tokens]; None: each is the position
     last_tokens: LastTokens | None = None  # the tokens that negative ids mean; None: no id is negative
+    halves: tuple[torch.Tensor, torch.Tensor] | None = None  # embedded tokens and hidden states, for a layer that joins
 
 
 class StandingPlan(Protocol):

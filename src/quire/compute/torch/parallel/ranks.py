@@ -31,7 +31,7 @@ from quire.compute.torch.decoder import DecoderOutputs
 from quire.compute.torch.footprint import DeviceMemory, Footprint
 from quire.compute.torch.graphs import StepGraphs
 from quire.compute.torch.last_tokens import LastTokens
-from quire.compute.torch.load import LoadedModel, image_encoder
+from quire.compute.torch.load import Guessers, LoadedModel, image_encoder
 from quire.compute.torch.parallel.frames import (
     Allocate,
     Begin,
@@ -291,7 +291,9 @@ class RankModel(LoadedModel):
         eos_token_ids: frozenset[int],
         encoder: TowerEncoder | None = None,
     ) -> None:
-        super().__init__(shard.decoder, shard.cache, settings, eos_token_ids, draft=shard.draft, encoder=encoder)
+        super().__init__(
+            shard.decoder, shard.cache, settings, eos_token_ids, guessers=Guessers(shard.draft), encoder=encoder
+        )
         self._group = group
 
     def runner(self, graphs: StepGraphs | None, *, launches: bool = True) -> RankRunner:
