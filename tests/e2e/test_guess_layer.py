@@ -370,6 +370,34 @@ def test_what_cannot_guess_for_itself_is_refused_in_one_line(folders: dict[str, 
         LLM(tmp_path / "glm", skip_tokenizer_init=True, speculation="mtp", kv_memory="4MiB")
 
 
+def test_auto_takes_the_layer_if_that_should_pay(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is a small part of a deep model, but not of a flat one; and a pool without room for it is used without it."""
+
+    def chosen(folder: Path, **settings: Any) -> str:
+        usual: dict[str, Any] = {"speculation": "auto", "skip_tokenizer_init": True, "max_model_len": 300}
+        return plan_engine(EngineConfig(model=str(folder), **{**usual, **settings})).config.speculation
+
+    deep = {**QWEN3_5, "num_hidden_layers": 32, "layer_types": [*["linear_attention"] * 3, "full_attention"] * 8}
+    tensors = write_guessing_model(tmp_path / "deep", deep, is_always_right=True)
+    write_guessing_model(tmp_path / "flat", QWEN3_5)
+    names = "off", "ngram", "auto", "mtp"
+    assert [chosen(tmp_path / "deep", speculation=name) for name in names] == ["off", "ngram", "mtp", "mtp"]
+    assert chosen(tmp_path / "flat") == "auto"
+    assert [chosen(tmp_path / "deep", kv_memory=memory) for memory in ("3MiB", "2.5MiB")] == ["mtp", "auto"]
+    texts = []
+    for speculation in ("ngram", "auto"):
+        with make(tmp_path / "deep", dtype="float32", speculation=speculation) as llm:
+            texts.append(run(llm, WORKLOAD[:3]))
+            counts = counts_of(llm, "mtp")
+    assert texts[0] == texts[1]
+    assert counts[0] == counts[1] > 20
+    assert main(["plan", str(tmp_path / "deep"), "--speculation", "auto", "--hardware", "zen5-2-cores"]) == 0
+    assert "guesses     mtp: the model's own layer" in capsys.readouterr().out
+    without = {name: tensor for name, tensor in tensors.items() if not name.startswith("mtp.")}
+    write_model_weights(tmp_path / "deep", without)
+    assert chosen(tmp_path / "deep") == "auto"
+
+
 def test_the_layer_takes_memory_but_has_no_ends_of_its_own(folders: dict[str, Path]) -> None:
     folder = folders["qwen3_5"]
     plans = [

@@ -237,9 +237,9 @@ class EngineConfig:
     speculation: str = setting(
         "off",
         "guess tokens ahead and verify several in a step, for the same text in less time: off, ngram (tokens that "
-        "followed the last tokens earlier in the text), auto (ngram, tokens forced by a grammar, and earlier answers), "
-        "mtp (the layer that some models have to guess their own next tokens, in addition to auto), or a smaller model "
-        "with the same tokenizer, by folder or name (in addition to auto)",
+        "followed the last tokens earlier in the text), auto (ngram, tokens forced by a grammar, earlier answers, and "
+        "mtp if that should pay), mtp (the layer that some models have to guess their own next tokens, in addition to "
+        "auto), or a smaller model with the same tokenizer, by folder or name (in addition to auto)",
     )
     adapter: tuple[str, ...] = setting(
         (), "LoRA adapter that requests may ask for, as NAME=FOLDER; none: no adapter", metavar="NAME=FOLDER"

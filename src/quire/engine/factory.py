@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +26,7 @@ from quire.compute.backend import Backend, BackendFacts, WorkerParts
 from quire.compute.choice import choose_backend
 from quire.compute.grammar import GrammarVerdicts, MaskService, Vocabulary
 from quire.compute.models import ModelDescription, read_model
-from quire.compute.models.draft import require_same_tokens, with_draft, with_own_layer
+from quire.compute.models.draft import require_same_tokens, with_auto_layer, with_draft, with_own_layer
 from quire.compute.models.hub import GUIDE, place_notices, resolve_model
 from quire.compute.models.labels import labels_of_tokens, separator_of
 from quire.compute.models.pooling import pooling_of
@@ -275,6 +276,16 @@ def plan_engine(config: EngineConfig) -> EngineBlueprint:
     """
     source, images = _model_source(config.model, config.mmproj), config.mmproj != NO_IMAGES
     model = read_model(source, config.max_model_len, images=images).with_image_limit(config.max_image_patches)
+    guessing = with_auto_layer(config, model, source)
+    if guessing is not config:
+        with suppress(DoesNotFitError):
+            return _planned(guessing, model, source)
+    return _planned(config, model, source)
+
+
+def _planned(config: EngineConfig, model: ModelDescription, source: ModelSource) -> EngineBlueprint:
+    """Return the plan of an engine for a model that has been read."""
+    images = config.mmproj != NO_IMAGES
     model = replace(model, spec=model.spec.with_guesses(config.max_drafts))
     if config.guesses_by_model:
         model = with_draft_model(config, model)

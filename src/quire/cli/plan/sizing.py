@@ -18,7 +18,7 @@ from quire.cli.plan.here import HERE
 from quire.compute.backend import BackendFacts
 from quire.compute.choice import backend_on, missing_on_gpus, resolved_for
 from quire.compute.models import ModelDescription, read_model
-from quire.compute.models.draft import with_draft, with_own_layer
+from quire.compute.models.draft import with_auto_layer, with_draft, with_own_layer
 from quire.compute.models.source import ModelSource
 from quire.core.byte_sizes import format_bytes
 from quire.core.config import MTP, EngineConfig, ResolvedConfig
@@ -65,10 +65,10 @@ class EngineSizer:
     """
 
     def __init__(self, config: EngineConfig, source: ModelSource, kv_share: float = 1.0) -> None:
-        self.config = config
         self._kv_share = kv_share
         model = read_model(source, config.max_model_len)
         self.model: ModelDescription = model.with_image_limit(config.max_image_patches)
+        self.config = with_auto_layer(config, model, source)
         self._sized: dict[tuple[ResolvedConfig, int], SizedEngine] = {}
         self._pairs: dict[str, ModelDescription] = {}
 

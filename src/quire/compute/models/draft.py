@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from quire.compute.models import ModelDescription
-from quire.compute.models.guess_layer import guess_layer, guess_layer_stem
+from quire.compute.models.guess_layer import guess_layer, guess_layer_stem, guesses_should_pay
+from quire.compute.models.source import ModelSource
 from quire.compute.weights.decoder_weights import weight_bytes
-from quire.core.config import MTP
-from quire.core.errors import InvalidConfigError
+from quire.core.config import AUTO, MTP, EngineConfig
+from quire.core.errors import CheckpointError, InvalidConfigError
 
 
 def with_draft(model: ModelDescription, draft: ModelDescription, name: str) -> ModelDescription:
@@ -46,6 +48,19 @@ def with_own_layer(model: ModelDescription, names: Container[str] | None = None)
         allowed = f"off, auto, ngram, or a draft model: this checkpoint lacks the guessing layer ({name})"
         raise InvalidConfigError("speculation", MTP, allowed)
     return replace(model, draft=replace(model, spec=guess_layer(model.spec), vision=None))
+
+
+def with_auto_layer(config: EngineConfig, model: ModelDescription, source: ModelSource) -> EngineConfig:
+    """Return settings with mtp instead of auto, if the checkpoint has a layer that should pay. Does not mutate.
+
+    Reads the headers of the checkpoint, if it is there.
+    """
+    can_guess = config.speculation == AUTO and config.tensor_parallel == 1 and bool(model.spec.guess_sources)
+    if can_guess and guesses_should_pay(model.spec):
+        with suppress(CheckpointError, InvalidConfigError):  # settings without tensors, or tensors without the layer
+            with_own_layer(model, source.tensors().entries)
+            return replace(config, speculation=MTP)
+    return config
 
 
 def require_same_tokens(name: str, tokenizer: Mapping[str, Any], draft: Mapping[str, Any], vocab_size: int) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from math import prod
 from types import MappingProxyType
 from typing import Final
 
@@ -28,6 +29,12 @@ NEXTN: Final = MappingProxyType(
 )
 """The names of DeepSeek, within the layer."""
 OF_LAYER: Final = "layers.{layer}."
+EXPECTED_RIGHT: Final = 0.8
+"""How often a guess of a trained layer is expected to be right."""
+LEAST_GAIN: Final = 1.15
+"""The speedup of one text for which `auto` loads the layer."""
+MOST_SHARE: Final = 0.05
+"""The most that the layer may add to the weights, of which it takes time even if no guess pays."""
 
 
 def with_guess_layer(spec: DecoderSpec, layer: str, others: Mapping[Part, str]) -> DecoderSpec:
@@ -69,6 +76,35 @@ def guess_layer(spec: DecoderSpec) -> DecoderSpec:
 def guess_layer_stem(spec: DecoderSpec) -> str:
     """Return the name of a tensor that a checkpoint with the layer has, without `.weight`. Pure."""
     return spec.guess_sources[Part.EMBEDDING_IN].stem
+
+
+def guesses_should_pay(spec: DecoderSpec) -> bool:
+    """Return whether the layer of a model is expected to be worth its time. Pure.
+
+    A step takes as long as it reads weights. For one text, a guess adds the layer, a second pass of the head, and the
+    experts of a second token. For many texts no guess pays, and the layer is all that is added.
+    """
+    layer, head = guess_layer(spec), spec.vocab_size * spec.hidden_size
+    shared, of_token, total = _layer_numbers(spec)
+    own_shared, own_of_token, own_total = _layer_numbers(layer)
+    join = 2 * spec.hidden_size**2
+    plain = shared + of_token + head
+    with_guess = shared + 2 * of_token + own_shared + own_of_token + join + 2 * head
+    gain = (1 + EXPECTED_RIGHT) * plain / with_guess
+    return gain >= LEAST_GAIN and own_total + join <= MOST_SHARE * (total + head)
+
+
+def _layer_numbers(spec: DecoderSpec) -> tuple[int, int, int]:
+    """Return the weights of all layers: those that each token shares, those of a token's experts, and the total."""
+    shared = of_token = total = 0
+    for layer in spec.layers:
+        own = sum(prod(part.weight) for part in spec.layer_parts(layer).values())
+        shared, total = shared + own, total + own
+        if spec.experts is not None and layer.sparse:
+            expert = sum(prod(part.weight) for part in spec.expert_parts().values())
+            of_token += spec.experts.experts_per_token * expert
+            total += spec.experts.num_experts * expert
+    return shared, of_token, total
 
 
 def joined_row_bytes(spec: DecoderSpec) -> int:
