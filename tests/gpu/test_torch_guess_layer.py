@@ -7,17 +7,27 @@ stay on the device, and the layer reads steps that were launched before the toke
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from quire import LLM, InvalidConfigError
+from quire.compute.models.base import DecoderSpec
+from quire.compute.torch import draw_graphs, load
+from quire.compute.torch.attention.triton import TritonAttention
+from quire.compute.torch.graphs import StepGraphs
+from quire.compute.torch.load import LoadedModel
+from quire.compute.torch.settings import TorchSettings, kv_cache_spec
 from quire.core.config import EngineConfig
 from quire.engine.factory import plan_engine
 from support.guess_layers import GLM, QWEN3_5, write_guessing_model
 from support.guess_runs import WORKLOAD, Known, compare, counts_of, noted_guesses, run, workload
 from support.guess_runs import make as make_any
+from support.recorders import AgainRecorder
 from support.swaps import noted_swaps
 
 SCHEDULES: dict[str, dict[str, Any]] = {
@@ -77,6 +87,37 @@ def test_it_reads_steps_that_were_launched(
         assert run(llm, [WORKLOAD[index] for index in plain]) == [alone[0][index] for index in plain]
     assert len(launched) > 15
     compare(known, alone[1], 8)
+
+
+def test_it_reads_steps_that_are_replayed(
+    folders: dict[str, Path], device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their hidden states are where the recording left them. By Triton's attention, as only that is recorded."""
+    few = [(prompt[:20], replace(sampling, max_tokens=8)) for prompt, sampling in (WORKLOAD[0], WORKLOAD[4])]
+    found = []
+    for records in (False, True):
+        recorder = AgainRecorder()
+        if device == "cpu":
+            graphs = partial(StepGraphs, recorder=recorder, max_short=8) if records else None
+            monkeypatch.setattr(load, "create_attention", _triton)
+            monkeypatch.setattr(
+                LoadedModel, "new_graphs", lambda model, _, graphs=graphs: graphs and graphs(model.decoder)
+            )
+            monkeypatch.setattr(draw_graphs, "DrawGraphs", lambda *parts: None)
+        settings: dict[str, Any] = {"cuda_graphs": records, "max_steps_under_way": 2, "max_num_seqs": 8}
+        with make(folders["random"], device, speculation="mtp", **settings) as llm:
+            turns = itertools.cycle([True, False, False])
+            monkeypatch.setattr(llm.engine.scheduler.drafts, "could_pay", lambda _, turns=turns: next(turns))
+            known = noted_guesses(llm)
+            found.append((run(llm, few), known))
+    assert device == "cuda" or recorder.num_replayed > 5
+    assert found[0][0] == found[1][0]
+    compare(found[0][1], found[1][1], 3)
+
+
+def _triton(spec: DecoderSpec, settings: TorchSettings) -> TritonAttention:
+    stored, heads = kv_cache_spec(spec, settings), spec.attention.num_heads
+    return TritonAttention(stored, torch.device("cpu"), num_heads=heads, num_processors=4, batch_invariant=True)
 
 
 def test_every_guess_of_a_layer_that_is_right_is_right(folders: dict[str, Path], device: str) -> None:

@@ -119,9 +119,7 @@ class TorchBackend:
             num_threads=settings.num_threads,
             kv_spec=_kv_spec(model, settings),
             weight_bytes=_weight_bytes(models, settings),
-            activation_bytes=activation_bytes(model.spec, settings)
-            + sum(activation_bytes(each.spec, settings.of_draft()) for each in models[1:])
-            + sum(joined_row_bytes(each.spec) * config.max_num_batched_tokens for each in models[1:])
+            activation_bytes=_activation_bytes(models, settings)
             + (0 if model.vision is None else _image_bytes(model.vision, model.spec, settings)),
             block_types=tuple(sorted({kind for each in models for kind in _kept(each, settings).values()})),
             makes_vectors=True,
@@ -225,6 +223,14 @@ def _kv_spec(model: ModelDescription, settings: TorchSettings) -> KVCacheSpec:
     if settings.device == "cpu":
         shard = stored_by_all(model.spec, count)
     return block_spec(replace(model, spec=shard), settings)
+
+
+def _activation_bytes(models: Sequence[ModelDescription], settings: TorchSettings) -> int:
+    """Return the bytes of activations of a model and what guesses for it. A layer of the model reuses the model's."""
+    own = activation_bytes(models[0].spec, settings)
+    others = [activation_bytes(each.spec, settings.of_draft()) for each in models[1:]]
+    joined = sum(joined_row_bytes(each.spec) for each in models) * settings.max_num_batched_tokens
+    return max(own, *others) + joined if joined else own + sum(others)
 
 
 def _weight_bytes(models: Sequence[ModelDescription], settings: TorchSettings) -> int:
