@@ -52,9 +52,9 @@ def make(folder: Path, device: str, **settings: Any) -> LLM:
 
 @pytest.fixture(scope="module")
 def alone(folders: dict[str, Path], device: str) -> tuple[list[object], Known]:
-    """The texts of requests that run alone, without guesses, and the guesses that the layer then makes."""
+    """The texts of requests without guesses, and the guesses that the layer makes if each runs alone."""
     with make(folders["random"], device) as llm:
-        texts = [text for each in WORKLOAD for text in run(llm, [each])]
+        texts = run(llm, WORKLOAD)
     with make(folders["random"], device, speculation="mtp") as llm:
         known = noted_guesses(llm)
         assert [text for each in WORKLOAD for text in run(llm, [each])] == texts
