@@ -34,6 +34,8 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     "together": {"max_num_seqs": 5},
     "small_chunks": {"max_num_batched_tokens": 9, "max_num_seqs": 3, "max_steps_under_way": 2},
 }
+PLAIN = [0, 4, 6]
+"""The requests of the workload whose steps can be launched: without reports, and rules that depend on the text."""
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +77,6 @@ def test_it_reads_steps_that_were_launched(
     folders: dict[str, Path], device: str, alone: tuple[list[object], Known], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For a while no guess is asked for, and steps run ahead of the host; then it guesses what it does alone."""
-    plain = [0, 4, 6]  # the requests whose steps can be launched: without reports, and rules that depend on the text
     with make(folders["random"], device, speculation="mtp", max_steps_under_way=3) as llm:
         turns = itertools.cycle([True] * 2 + [False] * 4)
         budget, ahead = llm.engine.scheduler.drafts, llm.engine._executor._ahead
@@ -84,7 +85,7 @@ def test_it_reads_steps_that_were_launched(
         monkeypatch.setattr(budget, "could_pay", lambda num_running: next(turns))
         monkeypatch.setattr(ahead._launcher, "launch", lambda *step: launched.append(1) or launch(*step))
         known = noted_guesses(llm)
-        assert run(llm, [WORKLOAD[index] for index in plain]) == [alone[0][index] for index in plain]
+        assert run(llm, [WORKLOAD[index] for index in PLAIN]) == [alone[0][index] for index in PLAIN]
     assert len(launched) > 15
     compare(known, alone[1], 8)
 
@@ -148,6 +149,30 @@ def test_swapped_it_goes_on_guessing_the_same(
     assert num_preemptions > 0 and any(swapped)
     assert found[0][0] == found[1][0]
     compare(found[0][1], found[1][1], 40)
+
+
+@pytest.mark.parametrize("launches", [False, True])
+def test_a_step_whose_tokens_the_layer_has_no_memory_to_read_is_repeated(
+    folders: dict[str, Path],
+    device: str,
+    alone: tuple[list[object], Known],
+    launches: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By then the tokens of the step are drawn, but not reported."""
+    with make(folders["random"], device, speculation="mtp", max_steps_under_way=2) as llm:
+        decoder, calls = llm.engine._executor._layer._layer._decoder, itertools.count(1)
+        compute = decoder.run
+
+        def failing(*step: Any) -> Any:
+            if next(calls) == 6:
+                raise torch.OutOfMemoryError("no more")
+            return compute(*step)
+
+        monkeypatch.setattr(decoder, "run", failing)
+        monkeypatch.setattr(llm.engine.scheduler.drafts, "could_pay", lambda _: not launches)
+        assert run(llm, [WORKLOAD[index] for index in PLAIN]) == [alone[0][index] for index in PLAIN]
+    assert next(calls) > 10
 
 
 @pytest.mark.parametrize(
