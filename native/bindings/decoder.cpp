@@ -174,6 +174,7 @@ void set_vector(Decoder& decoder, const std::string& part, int layer, const Arra
         {"token_types", {nullptr, (shape.separator < 0 ? 1 : 2) * shape.hidden_size, &DecoderWeights::token_types}},
         {"distance_bias", {nullptr, shape.num_heads * shape.num_distances(), &DecoderWeights::distance_bias}},
         {"sinks", {&LayerWeights::sinks, shape.num_heads}},
+        {"xielu", {&LayerWeights::xielu, kXieluNumbers}},
         {"router_offset", {&LayerWeights::router_offset, shape.num_experts}},
         {"expert_factors", {&LayerWeights::expert_factors, shape.num_experts}}};
     const Place& place = places.at(part);

@@ -86,13 +86,15 @@ DecoderShape shape_of(const nb::dict& fields) {
     shape.group_best = field<int>(fields, "group_best");
     shape.shared_size = field<int>(fields, "shared_size");
     shape.score_scale = field<float>(fields, "score_scale");
+    shape.weighs_inputs = field<bool>(fields, "weighs_inputs");
     shape.gated = field<bool>(fields, "gated");
     shape.tied_head = field<bool>(fields, "tied_head");
     shape.qk_norm = head_norm_of(field<std::string>(fields, "qk_norm"));
     shape.rotates_first = field<bool>(fields, "rotates_first");
     shape.parallel = field<bool>(fields, "parallel");
     shape.shared_norm = field<bool>(fields, "shared_norm");
-    shape.activation = activation_of(field<std::string>(fields, "activation"));
+    const auto activation = field<std::string>(fields, "activation");
+    if (activation != "xielu") shape.activation = activation_of(activation);  // else layers have its numbers
     shape.norm = norm_of(field<nb::dict>(fields, "norm"));
     shape.head_norm = norm_of(field<nb::dict>(fields, "head_norm"));
     if (fields.contains("latent")) shape.latent = latent_of(field<nb::dict>(fields, "latent"));
@@ -117,6 +119,7 @@ DecoderShape shape_of(const nb::dict& fields) {
                               .given_token = field<int>(inputs, "given_token")};
     }
     shape.ahead_in_windows = field<bool>(fields, "ahead_in_windows");
+    shape.chunked = field<bool>(fields, "chunked");
     shape.bounded = field<bool>(fields, "bounded");
     shape.gated_attention = field<bool>(fields, "gated_attention");
     shape.bidirectional = field<bool>(fields, "bidirectional");
@@ -139,7 +142,8 @@ DecoderShape shape_of(const nb::dict& fields) {
                                .inverse_frequencies = field<std::vector<float>>(entry, "inverse_frequencies"),
                                .axes = field<std::vector<int>>(entry, "axes"),
                                .query_growth = field<float>(entry, "query_growth"),
-                               .growth_length = field<std::int64_t>(entry, "growth_length")});
+                               .growth_length = field<std::int64_t>(entry, "growth_length"),
+                               .growth_offset = field<std::int64_t>(entry, "growth_offset")});
     }
     for (const nb::handle layer : field<nb::list>(fields, "layers")) {
         const auto entry = nb::cast<nb::dict>(layer);

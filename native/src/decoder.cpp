@@ -18,7 +18,7 @@ namespace quire {
 class Decoder::Step : private Products {
   public:
     Step(Decoder& decoder, const StepCall& call, ThreadTeam::Member& member)
-        : Products(decoder, call, member), weights_(decoder.weights), cache_(decoder.cache_), results_(call.results) {}
+        : Products(decoder, call, member), cache_(decoder.cache_), results_(call.results) {}
 
     void run() {
         const int num_layers = static_cast<int>(shape_.layers.size());
@@ -326,6 +326,7 @@ class Decoder::Step : private Products {
         task.group = shape_.num_heads / shape_.kv_heads_of(layer);
         task.scale = shape_.attention_scale;
         task.window = layer.window;
+        task.chunked = shape_.chunked;
         task.window_ahead = shape_.bidirectional ? layer.window : 0;
         task.soft_cap = shape_.score_soft_cap;
         task.sinks = weights.sinks.empty() ? nullptr : weights.sinks.data();
@@ -390,6 +391,8 @@ class Decoder::Step : private Products {
             } else {
                 std::memcpy(to, input.row(token), shape_.hidden_size * sizeof(float));
             }
+            const float weight = shape_.weighs_inputs ? experts.weight_at(place, per_token) : 1.0F;
+            for (int d = 0; d < shape_.hidden_size && shape_.weighs_inputs; ++d) to[d] *= weight;
             kernels_.round_row(gathered, of_gathered, shape_.hidden_size, place);
         });
         constexpr std::array<Adapted, 2> kUps = {Adapted::kExpertGate, Adapted::kExpertUp};
@@ -412,7 +415,8 @@ class Decoder::Step : private Products {
             std::memset(to, 0, shape_.hidden_size * sizeof(float));
             for (int i = row * per_token; i < (row + 1) * per_token; ++i) {
                 const float* from = outputs.row(experts.place_of[i]);
-                for (int d = 0; d < shape_.hidden_size; ++d) to[d] += experts.weight[i] * from[d];
+                const float weight = shape_.weighs_inputs ? 1.0F : experts.weight[i];
+                for (int d = 0; d < shape_.hidden_size; ++d) to[d] += weight * from[d];
             }
         });
         if (own_norms) normalize(weights.after_experts_norm, update_, update_, view_.num_tokens);
@@ -495,7 +499,6 @@ class Decoder::Step : private Products {
         });
     }
 
-    const DecoderWeights& weights_;
     const std::vector<PagedKv>& cache_;
     const StepResultView& results_;
     const Rows wanted_{a_.wanted.data(), sizes_.hidden};

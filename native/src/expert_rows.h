@@ -32,6 +32,13 @@ struct ExpertRows {
 
     void reserve(const DecoderShape& shape, int num_tokens);
 
+    // Returns the weight of the expert at a place, for the token there.
+    float weight_at(int place, int per_token) const {
+        int chosen_at = token[place] * per_token;
+        while (place_of[chosen_at] != place) ++chosen_at;
+        return weight[chosen_at];
+    }
+
     // Sorts the chosen experts of a layer; `tokens`: the rows that have an adapter. Allocates nothing.
     void sort(const DecoderShape& shape, const LayerWeights& weights, int layer, const AdaptedRows& tokens,
               int num_tokens, int num_threads);

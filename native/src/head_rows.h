@@ -47,11 +47,12 @@ class HeadRows {
   private:
     void prepare(float* heads, int num_heads, const NormWeights& weights, const float* cosines) const {
         NormView norm = view_of(shape_.head_norm, weights);
-        if (shape_.qk_norm == HeadNorm::kAllHeads) kernels_.normalize(heads, heads, num_heads * head_dim_, norm);
-        const bool each = shape_.qk_norm == HeadNorm::kEachHead;
+        const HeadNorm scope = norm.weight == nullptr ? HeadNorm::kNone : shape_.qk_norm;
+        if (scope == HeadNorm::kAllHeads) kernels_.normalize(heads, heads, num_heads * head_dim_, norm);
+        const bool each = scope == HeadNorm::kEachHead;
         for (float* head = heads; head < heads + num_heads * head_dim_; head += head_dim_) {
             if (half_ > 0 && shape_.rotates_first) kernels_.rotate(head, cosines, cosines + half_, half_);
-            if (each || shape_.qk_norm == HeadNorm::kHead) kernels_.normalize(head, head, head_dim_, norm);
+            if (each || scope == HeadNorm::kHead) kernels_.normalize(head, head, head_dim_, norm);
             if (each) norm.weight += head_dim_;
             if (half_ > 0 && !shape_.rotates_first) kernels_.rotate(head, cosines, cosines + half_, half_);
         }

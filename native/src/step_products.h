@@ -10,6 +10,7 @@
 #include "member_rows.h"
 #include "quire/linear_pieces.h"
 #include "step_call.h"
+#include "xielu.h"
 
 namespace quire {
 
@@ -19,6 +20,7 @@ class Decoder::Products {
     Products(Decoder& decoder, const StepCall& call, ThreadTeam::Member& member)
         : shape_(decoder.shape_),
           kernels_(decoder.kernels_),
+          weights_(decoder.weights),
           a_(*decoder.activations_),
           view_(call),
           member_(member),
@@ -249,9 +251,12 @@ class Decoder::Products {
 
     void activate(const LinearTile& tile, bool gated) const {
         const int first = tile.first_panel * kPanelWidth, count = tile.num_panels * kPanelWidth;
+        const std::vector<float>& numbers = weights_.layers[layer_].xielu;
         for (int row = tile.first_row; row < tile.first_row + tile.num_rows; ++row) {
             float* values = inner_.row(row) + first;
-            if (gated) {
+            if (!numbers.empty()) {
+                xielu(kernels_, numbers.data(), values, count);
+            } else if (gated) {
                 kernels_.gate(values, ups_.row(row) + first, count, shape_.activation);
             } else {
                 kernels_.activate(values, count, shape_.activation);
@@ -276,6 +281,7 @@ class Decoder::Products {
 
     const DecoderShape& shape_;
     const Kernels& kernels_;
+    const DecoderWeights& weights_;
     Activations& a_;
     const StepCall& view_;
     ThreadTeam::Member& member_;

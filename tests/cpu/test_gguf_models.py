@@ -63,6 +63,11 @@ CHANGES: dict[str, dict[str, Any]] = {  # what a GGUF file cannot say is as it i
         **{"attention_in_multiplier": 1.0, "key_multiplier": 1.0},
         **{"embedding_multiplier": 1.0, "lm_head_multiplier": 1.0},
     },
+    "apertus": {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0}},
+    "llama4": {
+        **{"moe_layers": None, "interleave_moe_layer_step": 2, "layer_types": None, "no_rope_layers": None},
+        **{"attention_chunk_size": 8192, "floor_scale": 8192, "attn_scale": 0.1},
+    },
     "solar-open": {"intermediate_size": 48, "first_k_dense_replace": 0},
     "dots1": {"sliding_window": None, "layer_types": None},
     "deepseek-v3": {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0}},
@@ -87,7 +92,7 @@ FORMS = (
     *("cohere", "cohere2", "starcoder2", "stablelm", "falcon", "gpt-neox", "phi", "gpt-oss"),
     *("deepseek-v2-lite", "deepseek-v2", "deepseek-v3", "minicpm3"),
     *("afmoe", "dots1", "ernie4-5-moe", "exaone-moe", "hunyuan-moe", "minimax-m2", "nemotron", "solar-open", "youtu"),
-    *("falcon-h1", "olmo"),
+    *("apertus", "falcon-h1", "llama4", "olmo"),
 )
 PACKED = ("F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")  # those that the gguf package can pack
 PROMPT = [(7 * i * i + 3 * i + 5) % 64 for i in range(40)]

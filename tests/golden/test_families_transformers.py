@@ -270,6 +270,14 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3-eye": ("gemma3-eye", {}),
     "internvl-eye": ("internvl-eye", {}),
     "gemma4-eye": ("gemma4-eye", {}),
+    "llama4-eye": ("llama4-eye", {}),
+    "llama4-plain": (
+        "llama4",
+        {
+            **{"no_rope_layers": [1, 1, 0, 1], "attention_bias": True, "attn_temperature_tuning": False},
+            **{"attention_chunk_size": 70, "num_experts_per_tok": 1, "tie_word_embeddings": True},
+        },
+    ),
     "lfm2-plain": (
         "lfm2",
         {

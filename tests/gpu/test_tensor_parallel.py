@@ -57,7 +57,7 @@ CASES: dict[str, Any] = json.loads((DATA / "cases.json").read_text())
 FORMS = (
     *("llama", "qwen2", "gemma3", "gpt2", "falcon", "opt-350m", "cohere", "qwen3-moe", "gpt-oss"),
     *("gemma", "gemma4", "gemma4-keys", "gemma4-moe", "glm4-moe", "granite-moe", "ministral3", "mixtral", "qwen2-moe"),
-    *("arcee", "ernie4-5-moe", "exaone4", "granite-hybrid", "granite-moe-shared", "hunyuan", "phimoe"),
+    *("arcee", "ernie4-5-moe", "exaone4", "granite-hybrid", "granite-moe-shared", "hunyuan", "phimoe", "llama4"),
 )
 """Tied heads and others, biases, windows and soft caps, MLPs without a gate, parallel sublayers, narrow embeddings, one
 key for all queries, norms of each head; experts, also with biases and sinks."""

@@ -127,6 +127,39 @@ PUBLISHED: dict[str, tuple[dict[str, object], int]] = {
         },
         7_241_732_096,
     ),
+    "Llama-4-Scout": (  # the text model
+        {
+            **{"architectures": ["Llama4ForConditionalGeneration"], "tie_word_embeddings": False},
+            "vision_config": {"model_type": "llama4_vision_model"},
+            "text_config": {
+                **{"attention_bias": False, "attention_chunk_size": 8192, "attn_scale": 0.1, "floor_scale": 8192},
+                **{"attn_temperature_tuning": 4, "head_dim": 128, "hidden_act": "silu", "hidden_size": 5120},
+                **{"interleave_moe_layer_step": 1, "intermediate_size": 8192, "intermediate_size_mlp": 16384},
+                **{"max_position_embeddings": 10485760, "model_type": "llama4_text", "no_rope_layers": []},
+                **{"num_attention_heads": 40, "num_experts_per_tok": 1, "num_hidden_layers": 48},
+                **{"num_key_value_heads": 8, "num_local_experts": 16, "rms_norm_eps": 1e-05, "rope_theta": 500000.0},
+                "rope_scaling": {
+                    **{"factor": 16.0, "high_freq_factor": 1.0, "low_freq_factor": 0.25, "rope_type": "llama3"},
+                    "original_max_position_embeddings": 8192,
+                },
+                **{"use_qk_norm": True, "vocab_size": 202048},
+            },
+        },
+        107_769_861_120,
+    ),
+    "Apertus-8B": (
+        {
+            **{"architectures": ["ApertusForCausalLM"], "attention_bias": False, "hidden_act": "xielu"},
+            **{"hidden_size": 4096, "intermediate_size": 21504, "max_position_embeddings": 65536},
+            **{"num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8, "rms_norm_eps": 1e-05},
+            **{"rope_theta": 12000000, "tie_word_embeddings": False, "vocab_size": 131072},
+            "rope_scaling": {
+                **{"factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "rope_type": "llama3"},
+                "original_max_position_embeddings": 8192,
+            },
+        },
+        8_053_338_240,
+    ),
     "MiniMax-M2": (
         {
             **{"architectures": ["MiniMaxM2ForCausalLM"], "attn_type_list": [1] * 62, "head_dim": 128},
@@ -1100,6 +1133,34 @@ def test_queries_of_ministral_3_grow_with_their_position(tmp_path: Path) -> None
         replace(SPECS["latent"], layers=SPECS["growing"].layers[:1])
 
 
+def test_layers_of_llama_4_without_positions_have_queries_that_grow(tmp_path: Path) -> None:
+    def alone(**settings: object) -> dict[str, object]:
+        text = PUBLISHED["Llama-4-Scout"][0]["text_config"]
+        assert isinstance(text, dict)
+        return {**text, "architectures": ["Llama4ForCausalLM"], **settings}
+
+    spec = read(tmp_path, PUBLISHED["Llama-4-Scout"][0]).spec
+    assert spec.layers == read(tmp_path, alone()).spec.layers
+    near, whole = spec.layers[2:4]
+    assert (near.window, near.head_norms, near.sparse, spec.attention.chunked) == (8192, True, True, True)
+    assert whole == LayerSpec(
+        None, RopeSpec(0, (), 1.0, float(np.float32(0.1)), 8192, 1), sparse=True, head_norms=False
+    )
+    plain = read(tmp_path, alone(attn_temperature_tuning=False, use_qk_norm=False, moe_layers=[])).spec
+    assert (plain.layers[3], plain.experts) == (LayerSpec(None, None, head_norms=False), None)
+    every = read(tmp_path, alone(no_rope_layers=[1] * 48, layer_types=["full_attention"] * 48)).spec
+    assert {(layer.window, layer.rope == near.rope) for layer in every.layers} == {(None, True)}
+    for changes, message in (
+        ({"no_rope_layers": [1]}, "a list of 0 and 1 for 48 layers"),
+        ({"layer_types": ["chunked_attention"]}, "48 of full_attention, chunked_attention"),
+        ({"moe_layers": [48]}, "a list of integers from 0 to 47"),
+    ):
+        with pytest.raises(CheckpointError, match=message):
+            read(tmp_path, alone(**changes))
+    with pytest.raises(CheckpointError, match="chunks is 'in an encoder'; allowed: windows"):
+        replace(spec, attention=replace(spec.attention, bidirectional=True))
+
+
 def test_experts_of_ernie_are_in_a_range_of_layers(tmp_path: Path) -> None:
     def sparse(**settings: object) -> list[int]:
         layers = read(tmp_path, published("ERNIE-4.5-21B-A3B", **settings)).spec.layers
@@ -1557,6 +1618,8 @@ def test_a_setting_of_llama_that_is_not_understood_is_refused(
             "no_rope_layers is [1, 0]; allowed: a list of 0 and 1 for 36 layers",
         ),
         ("SmolLM3-3B", {"no_rope_layers": [2] * 36}, "allowed: a list of 0 and 1 for 36 layers"),
+        ("Apertus-8B", {"hidden_act": "silu"}, "hidden_act is 'silu'; allowed: 'xielu'"),
+        ("Apertus-8B", {"xielu": [[1.0] * 4]}, "allowed: four numbers for each of the 32 layers"),
         ("c4ai-command-r7b", {"layer_types": ["full_attention"] * 32}, "a sliding layer, because only those have"),
         ("c4ai-command-r7b", {"use_qk_norm": True}, "use_qk_norm is True; allowed: false"),
         (

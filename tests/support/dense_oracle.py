@@ -211,7 +211,7 @@ class DenseOracle:
         else:
             query = self._heads(x, layer, index, (Part.QUERY, Part.QUERY_NORM))
             if layer.rope is not None:
-                turns = np.floor(np.arange(len(x)) / layer.rope.growth_length)
+                turns = np.floor((np.arange(len(x)) + layer.rope.growth_offset) / layer.rope.growth_length)
                 query *= 1 + layer.rope.query_growth * np.log1p(turns)[:, None, None]
             if layer.keys_of is None:
                 self._keys_and_values[index] = self._of_tokens(x, layer, index)
@@ -227,6 +227,9 @@ class DenseOracle:
         scores = _cap(scores, shape.score_soft_cap)
         distance = np.abs(distance) if shape.bidirectional else distance
         hidden = (distance < 0) | (distance >= (layer.window or len(x)))
+        if shape.chunked and layer.window is not None:
+            chunks = np.repeat(np.arange(len(x)), layer.window)[: len(x)]
+            hidden = (distance < 0) | (chunks[:, None] != chunks)
         scores[:, hidden] = -np.inf
         if shape.sinks:
             sinks = self.tensors[self.spec.sources[Part.SINKS].stem.format(layer=index) + ".weight"]
@@ -279,6 +282,10 @@ class DenseOracle:
         up = self._linear(x, Part.UP, layer)
         if self.spec.mlp.gated:
             return self._linear(self._gate(self._linear(x, Part.GATE, layer), up), Part.DOWN, layer)
+        if self.spec.mlp.activation is Activation.XIELU:
+            p, n, s, limit = self._weight(Part.XIELU, layer)
+            below = (s + np.log(1 + np.exp(n))) * (np.exp(np.minimum(up, limit)) - 1 - up)
+            return self._linear(s * up + np.where(up > 0, np.log(1 + np.exp(p)) * up**2, below), Part.DOWN, layer)
         return self._linear(self._activate(up), Part.DOWN, layer)
 
     def _experts_and_mlp(self, x: Array, residual: Array, layer: int, spec: ExpertsSpec) -> Array:
@@ -309,7 +316,8 @@ class DenseOracle:
             total = row[best].sum() if spec.normalize_weights else 1.0
             for expert in best:
                 weight = spec.scale * factors[expert] * row[expert] / total
-                output[token] += weight * self._expert(x[token : token + 1], layer, expert)[0]
+                given, factor = (weight, 1.0) if spec.weighs_inputs else (1.0, weight)
+                output[token] += factor * self._expert(given * x[token : token + 1], layer, expert)[0]
         return output
 
     def _mixed_experts(self, x: Array, layer: int, spec: ExpertsSpec) -> Array:

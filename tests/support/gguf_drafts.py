@@ -141,16 +141,16 @@ ARCHITECTURES = (
     *("gemma4", "granitehybrid", "lfm2", "lfm2moe", "nemotron_h"),
     *("bert", "nomic-bert", "gemma-embedding", "modern-bert"),
     *("afmoe", "exaone-moe", "hunyuan-moe", "minimax-m2", "nemotron"),
-    "falcon-h1",
+    *("apertus", "falcon-h1", "llama4"),
 )
 BERTS = ("bert", "modern-bert", "nomic-bert")
 RECURRENT = ("qwen35", "qwen35moe", "qwen3next")
 LFM2 = ("lfm2", "lfm2moe")
 MAMBA = ("granitehybrid", "nemotron_h")
 SCORED_ALONE = ("afmoe", "exaone-moe", "glm4moe", "minimax-m2")
-WITH_SHARED = ("afmoe", "deepseek2", "exaone-moe", "glm4moe", "hunyuan-moe", *RECURRENT)
+WITH_SHARED = ("afmoe", "deepseek2", "exaone-moe", "glm4moe", "hunyuan-moe", "llama4", *RECURRENT)
 WITH_EXPERTS = (
-    *("afmoe", "exaone-moe", "hunyuan-moe", "minimax-m2"),
+    *("afmoe", "exaone-moe", "hunyuan-moe", "llama4", "minimax-m2"),
     *("deepseek2", "glm4moe", "gpt-oss", "granitemoe", "lfm2moe", "olmoe", "qwen35moe", "qwen3moe", "qwen3next"),
 )
 LAYER_NORMS = (
@@ -277,6 +277,12 @@ def _gemma4_settings(draw: random.Random, name: str) -> Iterator[tuple[Any, ...]
         yield "final_logit_softcapping", F32, 30.0
 
 
+def _xielu_settings(draw: random.Random) -> list[Pair]:
+    """Return the numbers of an activation, sometimes too many."""
+    forms = [(F32, 0.5), (ARRAY, [0.5], F32), (ARRAY, [0.5], F32), (ARRAY, [0.5, 1.0], F32)]
+    return [Pair(f"xielu.{part}".encode(), *draw.choice(forms)) for part in ("alpha_p", "alpha_n", "beta", "eps")]
+
+
 def _lfm2_settings(draw: random.Random, name: str) -> Iterator[tuple[Any, ...]]:
     """Yield the settings of LFM2, sometimes some that are refused."""
     yield "shortconv.l_cache", U32, 3
@@ -354,6 +360,8 @@ def _expert_settings(draw: random.Random, name: str) -> Iterator[tuple[str, int,
             yield key, U32, 8
     if name in RECURRENT:
         yield "expert_shared_feed_forward_length", U32, FEED
+    if name == "llama4" and draw.random() < 0.3:
+        yield "attention.sliding_window", U32, draw.choice([0, 16])
     if name == "lfm2moe":
         yield "expert_gating_func", U32, draw.choice([2, 2, 2, 1])
     if name in SCORED_ALONE:
@@ -434,6 +442,7 @@ def _attention_shapes(name: str) -> Iterator[tuple[str, list[int]]]:
         "gemma-embedding",
         "gemma3",
         "gemma4",
+        "apertus",
         "exaone4",
         "hunyuan-dense",
         *("afmoe", "exaone-moe", "hunyuan-moe"),
@@ -581,7 +590,20 @@ def _feed_shapes(name: str) -> Iterator[tuple[str, list[int]]]:
         if name == "gpt-oss":
             yield "blk.0.ffn_gate_inp.bias", [3]
         return
-    plain = ("arcee", "bert", "falcon", "gpt2", "gptneox", "nemotron", "phi2", "phi3", "chatglm", "glm4", "starcoder2")
+    plain = (
+        "apertus",
+        "arcee",
+        "bert",
+        "falcon",
+        "gpt2",
+        "gptneox",
+        "nemotron",
+        "phi2",
+        "phi3",
+        "chatglm",
+        "glm4",
+        "starcoder2",
+    )
     if name not in plain:
         yield "blk.0.ffn_gate.weight", [SIZE, FEED]
     yield "blk.0.ffn_up.weight", [SIZE, 2 * FEED if name in ("chatglm", "phi3", "glm4") else FEED]
@@ -611,6 +633,7 @@ def model_of(draw: random.Random, name: str) -> Draft:
     shapes = list(_shapes(draw, name))
     tensors = [Tensor(key.encode(), shape, kind if len(shape) > 1 else 0) for key, shape in shapes]
     pairs = _settings(draw, name) + _tokenizer(draw)
+    pairs += _xielu_settings(draw) if name == "apertus" else []
     if name == "gemma4":
         _make_gemma4(draw, pairs, tensors)
     if name == "granitehybrid":

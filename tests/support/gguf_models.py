@@ -33,6 +33,7 @@ ARCHITECTURES = {
     "DeepseekV3ForCausalLM": gguf.MODEL_ARCH.DEEPSEEK2,
     "Ernie4_5ForCausalLM": gguf.MODEL_ARCH.ERNIE4_5,
     "AfmoeForCausalLM": gguf.MODEL_ARCH.AFMOE,
+    "ApertusForCausalLM": gguf.MODEL_ARCH.APERTUS,
     "Dots1ForCausalLM": gguf.MODEL_ARCH.DOTS1,
     "Ernie4_5_MoeForCausalLM": gguf.MODEL_ARCH.ERNIE4_5_MOE,
     "ExaoneMoeForCausalLM": gguf.MODEL_ARCH.EXAONE_MOE,
@@ -70,6 +71,7 @@ ARCHITECTURES = {
     "Lfm2ForCausalLM": gguf.MODEL_ARCH.LFM2,
     "Lfm2MoeForCausalLM": gguf.MODEL_ARCH.LFM2MOE,
     "LlamaForCausalLM": gguf.MODEL_ARCH.LLAMA,
+    "Llama4ForCausalLM": gguf.MODEL_ARCH.LLAMA4,
     "MiniCPM3ForCausalLM": gguf.MODEL_ARCH.MINICPM3,
     "Ministral3ForCausalLM": gguf.MODEL_ARCH.MISTRAL3,
     "GraniteMoeForCausalLM": gguf.MODEL_ARCH.GRANITE_MOE,
@@ -139,6 +141,9 @@ class GgufWriting:
         has_states = not {"mamba", "linear_attention"}.isdisjoint(self.config.get("layer_types") or ())
         if self.architecture is gguf.MODEL_ARCH.GRANITE and has_states:
             self.architecture = gguf.MODEL_ARCH.GRANITE_HYBRID
+        if self.architecture is gguf.MODEL_ARCH.LLAMA4:
+            self.config["moe_intermediate_size"] = self.config["intermediate_size"]
+            self.config["intermediate_size"] = self.config["intermediate_size_mlp"]
         if "moe" in self.config.get("layers_block_type", ()):
             self.architecture = gguf.MODEL_ARCH.NEMOTRON_H_MOE
         self.of_latents = self.architecture in (gguf.MODEL_ARCH.DEEPSEEK2, gguf.MODEL_ARCH.MINICPM3)
@@ -239,6 +244,8 @@ class GgufWriting:
             writer.add_expert_feed_forward_length(config.get("moe_intermediate_size") or config["intermediate_size"])
         if "shared_expert_intermediate_size" in config:
             writer.add_expert_shared_feed_forward_length(config["shared_expert_intermediate_size"])
+        if self.architecture is gguf.MODEL_ARCH.LLAMA4:
+            writer.add_interleave_moe_layer_step(config["interleave_moe_layer_step"])
         if self.architecture is gguf.MODEL_ARCH.HUNYUAN_MOE:
             writer.add_expert_shared_feed_forward_length(config["intermediate_size"])
         if num_experts and config.get("shared_intermediate_size"):
@@ -289,6 +296,11 @@ class GgufWriting:
             writer.add_logit_scale(config["logits_scaling"])
         if self.architecture is gguf.MODEL_ARCH.STABLELM:
             writer.add_parallel_residual(True)  # as the converter writes where config.json says nothing
+        if self.architecture is gguf.MODEL_ARCH.APERTUS:
+            adders = (writer.add_xielu_alpha_p, writer.add_xielu_alpha_n, writer.add_xielu_beta, writer.add_xielu_eps)
+            for add, name in zip(adders, ("alpha_p", "alpha_n", "beta", "eps"), strict=True):
+                stem = f"model.layers.{{}}.mlp.act_fn.{name}"
+                add([float(self.tensors[stem.format(layer)].item()) for layer in range(self.num_layers)])
         if "logit_scale" in config:
             writer.add_logit_scale(config["logit_scale"])
 
@@ -357,6 +369,8 @@ class GgufWriting:
     def weights(self, kind: gguf.GGMLQuantizationType) -> None:
         experts: dict[str, dict[int, Any]] = {}
         for name, numbers in self.tensors.items():
+            if ".act_fn." in name:
+                continue  # they are settings
             if ".shared_mlp." in name and self.architecture in GRANITES:
                 self._add_granite_mlp(name, numbers, kind)
             elif self.of_latents and self.splits and ".kv_b_proj." in name:

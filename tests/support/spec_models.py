@@ -116,6 +116,8 @@ SPECS = {
     ),
     # As in Arcee: a plain MLP, whose activation is squared.
     "squared": replace(PLAIN, mlp=MLPSpec(48, Activation.RELU_SQUARED, gated=False)),
+    # As in Apertus: a plain MLP, whose activation has numbers of its own in each layer.
+    "xielu": replace(PLAIN, mlp=MLPSpec(48, Activation.XIELU, gated=False, bias=True)),
     # As in OLMo 2 and Phi: norms after the sublayers only, part of each head rotates, one kv head.
     "partial": replace(
         PLAIN,
@@ -209,6 +211,24 @@ SPECS = {
             replace(FULL, rope=replace(rope(10_000.0, 16), query_growth=0.5, growth_length=16)),
             LayerSpec(20, replace(rope(500.0, 12, scale=1.1), query_growth=0.25, growth_length=5)),
             NO_ROPE,
+        ),
+    ),
+    # As in Llama 4: chunks, also shorter than a tile; a layer without positions, whose queries grow and have no norm;
+    # experts whose inputs are weighed.
+    "chunks": replace(
+        PLAIN,
+        attention=replace(PLAIN.attention, qk_norm=NormSpec(NormKind.RMS, 1e-6), rotates_first=True, chunked=True),
+        layers=(
+            replace(NEAR, sparse=True),
+            LayerSpec(None, RopeSpec(0, (), query_growth=0.5, growth_length=16, growth_offset=1), head_norms=False),
+            replace(NEAR, window=72),
+        ),
+        experts=ExpertsSpec(
+            *(4, 2, 16),
+            normalize_weights=False,
+            scoring=Scoring.SIGMOID,
+            shared_size=24,
+            weighs_inputs=True,
         ),
     ),
     # As in GPT-2: the same, with biases, and all matrices of a layer stored as [in, out].

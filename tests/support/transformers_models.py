@@ -27,6 +27,7 @@ SIZES: dict[str, Any] = {
     "pad_token_id": 0,
 }
 LLAMA = ("Llama", {**SIZES, "head_dim": 16})
+SMOOTH = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 STRETCHED = {"factor": 4.0, "original_max_position_embeddings": 64}
 FACTORS = {"short_factor": [1.0 + 0.1 * i for i in range(8)], "long_factor": [1.0 + 0.7 * i for i in range(8)]}
 MOE = {**SIZES, "head_dim": 16, "moe_intermediate_size": 24, "num_experts": 6, "num_experts_per_tok": 2}
@@ -62,6 +63,10 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-yarn": _llama({"rope_type": "yarn", **STRETCHED}),
     "llama-longrope": _llama({"rope_type": "longrope", **FACTORS, "original_max_position_embeddings": 64}),
     "llama-dynamic": _llama({"rope_type": "dynamic", "factor": 4.0}, max_position_embeddings=64),
+    "apertus": (
+        "Apertus",
+        {**SIZES, "rope_parameters": {"rope_type": "llama3", "rope_theta": 10_000.0, **STRETCHED, **SMOOTH}},
+    ),
     "arcee": (
         "Arcee",
         {**SIZES, "head_dim": 16, "rope_parameters": {"rope_type": "yarn", "rope_theta": 10_000.0, **STRETCHED}},
@@ -90,6 +95,14 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
                 **{"rope_type": "yarn", "rope_theta": 10_000.0, **STRETCHED, "llama_4_scaling_beta": 0.5},
                 **{"beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0},
             },
+        },
+    ),
+    "llama4": (
+        "Llama4",
+        {
+            **{**SIZES, "head_dim": 16, "num_hidden_layers": 4, "intermediate_size_mlp": 40, "moe_layers": [1, 3]},
+            **{"num_local_experts": 4, "num_experts_per_tok": 2, "attention_chunk_size": 24},
+            **{"floor_scale": 16, "attn_scale": 0.5, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
         },
     ),
     "mixtral": ("Mixtral", {**SIZES, "num_local_experts": 5}),
@@ -477,6 +490,7 @@ CAUSAL = {
     "Idefics3": "Idefics3ForConditionalGeneration",
     "InternVL": "InternVLForConditionalGeneration",
     "Lfm2Vl": "Lfm2VlForConditionalGeneration",
+    "Llama4Eye": "Llama4ForConditionalGeneration",
     "Llava": "LlavaForConditionalGeneration",
     "LlavaNext": "LlavaNextForConditionalGeneration",
     "Mistral3": "Mistral3ForConditionalGeneration",
@@ -496,6 +510,8 @@ CONFIGS = {
     "Gemma4UnifiedEye": "Gemma4UnifiedConfig",
     "Gemma3": "Gemma3TextConfig",
     "Gemma3Eye": "Gemma3Config",
+    "Llama4": "Llama4TextConfig",
+    "Llama4Eye": "Llama4Config",
     "Qwen3_5": "Qwen3_5TextConfig",
     "Qwen3_5Moe": "Qwen3_5MoeTextConfig",
     "Qwen3_5Eye": "Qwen3_5Config",
@@ -537,6 +553,16 @@ WITH_EYES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     "internvl-eye": (
         *("InternVL", "qwen3-moe", {"model_type": "qwen3_moe"}),
         {"vision_config": {**EYE, "attention_bias": True}, "image_token_id": 5, "tie_word_embeddings": False},
+    ),
+    "llama4-eye": (
+        *("Llama4Eye", "llama4", {"moe_layers": None, "interleave_moe_layer_step": 2, "use_qk_norm": False}),
+        {
+            "vision_config": {
+                **{**EYE, "projector_input_dim": 32, "projector_output_dim": 32, "vision_output_dim": 32},
+                "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+            },
+            **{"image_token_index": 5, "boi_token_index": 6, "eoi_token_index": 7},
+        },
     ),
     "ministral3-eye": (
         *("Mistral3", "ministral3", {"model_type": "ministral3"}),
@@ -774,6 +800,8 @@ def save(model: Any, folder: Path) -> Path:
 
 def all_logits(model: Any, tokens: Sequence[int]) -> NDArray[np.float32]:
     """Return the logits of every position: `[num_tokens, vocab_size]`."""
+    if _named(model, "Llama4ForConditional"):  # transformers needs an image for it
+        model = model.language_model
     with torch.no_grad():
         output = model(torch.tensor([list(tokens)]), use_cache=False)
     logits: NDArray[np.float32] = output.logits[0].float().numpy()

@@ -86,13 +86,15 @@ struct RopeShape {
     float scale = 1.0F;
     std::vector<float> inverse_frequencies;
     std::vector<int> axes = {};  // the coordinate that each frequency turns with; empty: the position
-    float query_growth = 0.0F;   // queries are multiplied by 1 + query_growth * log(1 + position / growth_length)
+    // Queries are multiplied by 1 + query_growth * log(1 + (position + growth_offset) / growth_length).
+    float query_growth = 0.0F;
     std::int64_t growth_length = 1;
+    std::int64_t growth_offset = 0;
 
     int num_axes() const { return axes.empty() ? 0 : 1 + *std::max_element(axes.begin(), axes.end()); }
     float query_factor(std::int64_t position) const {
         if (query_growth == 0.0F) return 1.0F;
-        const auto times = static_cast<double>(1 + position / growth_length);
+        const auto times = static_cast<double>(1 + (position + growth_offset) / growth_length);
         return static_cast<float>(1.0 + static_cast<double>(query_growth) * std::log(times));
     }
 };
@@ -115,9 +117,10 @@ struct DecoderShape {
     float expert_scale = 1.0F;
     int num_expert_groups = 1;
     int groups_per_token = 1;
-    int group_best = 1;        // groups are ranked by the sum of this many highest numbers
-    int shared_size = 0;       // of an MLP next to the experts
-    float score_scale = 1.0F;  // of the scores of experts
+    int group_best = 1;          // groups are ranked by the sum of this many highest numbers
+    int shared_size = 0;         // of an MLP next to the experts
+    float score_scale = 1.0F;    // of the scores of experts
+    bool weighs_inputs = false;  // the weight of an expert multiplies its input, instead of its output
     bool gated = true;
     bool tied_head = false;
     HeadNorm qk_norm = HeadNorm::kNone;
@@ -135,6 +138,7 @@ struct DecoderShape {
     bool gated_attention = false;   // the output of attention is multiplied by the sigmoid of a gate
     bool bidirectional = false;     // tokens attend to later ones too, all of which are in their step
     bool ahead_in_windows = false;  // StepView::ends_seen is for layers with a window only
+    bool chunked = false;           // see AttentionTask
     bool bounded = false;           // the matrices of layers have bounds; see PackedMatrix::set_bounds
     int biased_length = 0;          // of the longest text, if scores have biases by distance; 0: none
     bool value_norm = false;        // value heads are normalised as keys are, without weights
@@ -212,6 +216,8 @@ struct ExpertWeights {
     PackedMatrix gate, up, down;
 };
 
+constexpr int kXieluNumbers = 4;
+
 struct LayerWeights {
     NormWeights attention_norm, after_attention_norm, joined_attention_norm;
     NormWeights mlp_norm, after_mlp_norm, joined_mlp_norm;
@@ -234,6 +240,7 @@ struct LayerWeights {
     NormWeights query_down_norm, latent_norm;
     std::vector<PackedMatrix> key_up, value_up;  // per head: [rank, plain_dim] and [value_dim, rank]
     PackedMatrix gate, up, down, router;         // in a sparse layer: the shared MLP, if any
+    std::vector<float> xielu;                    // the numbers of that activation, see xielu.h; empty: another one
     std::vector<float> router_offset;            // added to weights for choosing experts; may be empty
     std::vector<float> expert_factors;           // of the weights of experts; may be empty
     NormWeights router_norm, experts_norm;       // of hidden states; empty: both read what the shared MLP reads

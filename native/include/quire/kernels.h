@@ -247,8 +247,9 @@ struct AttentionTask {
     int first_in_group = 0;
     int num_in_group = 0;  // 0: all
     float scale = 1.0F;
-    std::int64_t window = 0;        // positions that a token sees, including its own; 0: all
-    std::int64_t end = 0;           // tokens also see later positions, before this one; 0: none
+    std::int64_t window = 0;  // positions that a token sees, including its own; 0: all
+    bool chunked = false;     // windows do not move with the token, but follow each other: it sees those of its own
+    std::int64_t end = 0;     // tokens also see later positions, before this one; 0: none
     std::int64_t window_ahead = 0;  // how many of those, including a token's own; 0: all
     float soft_cap = 0.0F;          // 0: none
     // [num_heads]: scores that take part in the softmax like a position without a value; null: none.

@@ -279,7 +279,8 @@ void add_part(Query* queries, const Part<Value>& part, ValueRows rows) {
 }
 
 std::int64_t first_seen(const AttentionTask& task, std::int64_t position) {
-    return task.window == 0 || position < task.window ? 0 : position - task.window + 1;
+    if (task.window == 0 || position < task.window) return 0;
+    return task.chunked ? position - position % task.window : position - task.window + 1;
 }
 
 std::int64_t end_seen(const AttentionTask& task, std::int64_t position) {

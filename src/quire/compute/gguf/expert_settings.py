@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from quire.compute.gguf.named_settings import SIGMOID, Settings, listed_windows, local_experts, turned
+from quire.compute.models.common import MAX_LAYERS
 
 GATING = "expert_gating_func"
 WIDTH = "expert_feed_forward_length"
 SHARED_WIDTH = "expert_shared_feed_forward_length"
 FURTHER = "nextn_predict_layers"
+CHUNK = 8192
+"""The tokens of a chunk in Llama 4."""
+
+WITHOUT_HEAD_NORMS = 128
+"""The number of experts in the Llama 4 without norms on heads."""
+
 INTERVAL = 4
 """In files of AFMoE without a list: of how many layers the last one has no window."""
 
@@ -95,6 +102,26 @@ def hunyuan_moe(settings: Settings) -> dict[str, object]:
         "moe_topk": settings.size("expert_used_count"),
         "moe_intermediate_size": width,
         "num_shared_expert": settings.size(SHARED_WIDTH, width) // width,
+    }
+
+
+def llama4(settings: Settings) -> dict[str, object]:
+    """Return the settings of Llama 4, of which files have few: others follow from the number of experts.
+
+    A window of 0 stands for positions and full attention in each layer, as in the small models without experts.
+    """
+    num_experts = settings.size("expert_count", 0, low=0)
+    is_whole = settings.size("attention.sliding_window", CHUNK, low=0) == 0
+    has_norms = settings.file.flag(settings.key("use_qk_norm"), num_experts != WITHOUT_HEAD_NORMS)  # in those of Ollama
+    return {
+        **(local_experts(settings) if num_experts else {"moe_layers": []}),
+        "head_dim": settings.head_size,
+        "intermediate_size": settings.size(WIDTH),
+        "intermediate_size_mlp": settings.size("feed_forward_length"),
+        "interleave_moe_layer_step": settings.size("interleave_moe_layer_step", 1, low=0) or 1,
+        "attention_chunk_size": None if is_whole else settings.size("attention.chunk_size", CHUNK),
+        "no_rope_layers": [1] * settings.size("block_count", high=MAX_LAYERS) if is_whole else None,
+        "use_qk_norm": has_norms,
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Final
@@ -13,6 +14,7 @@ from quire.compute.gguf.expert_settings import (
     exaone_moe,
     experts_after,
     hunyuan_moe,
+    llama4,
     minimax_m2,
     require_sigmoid,
     without_further,
@@ -29,7 +31,21 @@ from quire.compute.models.rope import FULL
 
 SOFTMAX: Final = 1  # of expert_gating_func
 LINEAR: Final = "linear_attention"
+XIELU: Final = ("xielu.alpha_p", "xielu.alpha_n", "xielu.beta", "xielu.eps")
 IN_TURNS: Final = "ssm.v_head_reordered"
+
+
+def _apertus(settings: Settings) -> dict[str, object]:
+    """Return the numbers of the activation of each layer; one number stands for all layers."""
+    count, where = settings.size("block_count", high=MAX_LAYERS), settings.file
+    columns = []
+    for name in XIELU:
+        found = where.fields.get(name)
+        numbers = found if isinstance(found, list) else [found] * count
+        if len(numbers) != count or not all(isinstance(each, float) and math.isfinite(each) for each in numbers):
+            raise where.error(name, f"a number, or one for each of the {count} layers")
+        columns.append(numbers)
+    return {"xielu": [list(of_layer) for of_layer in zip(*columns, strict=True)]}
 
 
 def _qwen3moe(settings: Settings) -> dict[str, object]:
@@ -291,6 +307,7 @@ def _starcoder2(settings: Settings) -> dict[str, object]:
 OWN: Final[Mapping[str, Callable[[Settings], dict[str, object]]]] = MappingProxyType(
     {
         "afmoe": afmoe,
+        "apertus": _apertus,
         "chatglm": _glm4,
         "cohere2": _cohere2,
         "command-r": _cohere,
@@ -317,6 +334,7 @@ OWN: Final[Mapping[str, Callable[[Settings], dict[str, object]]]] = MappingProxy
         "lfm2": lfm2,
         "lfm2moe": lfm2moe,
         "llama": _llama,
+        "llama4": llama4,
         "minicpm3": _latents,
         "minimax-m2": minimax_m2,
         "mistral3": _mistral3,

@@ -25,6 +25,7 @@ from quire.core.errors import ModelError
 ARCHITECTURES: Final = MappingProxyType(
     {
         "afmoe": "AfmoeForCausalLM",
+        "apertus": "ApertusForCausalLM",
         "arcee": "ArceeForCausalLM",
         "bert": "BertModel",  # also XLM-RoBERTa, without the unused rows of its positions, and DistilBERT
         "chatglm": "GlmForCausalLM",
@@ -57,6 +58,7 @@ ARCHITECTURES: Final = MappingProxyType(
         "lfm2": "Lfm2ForCausalLM",
         "lfm2moe": "Lfm2MoeForCausalLM",
         "llama": "LlamaForCausalLM",  # also Mistral, and Mixtral, with experts
+        "llama4": "Llama4ForCausalLM",
         "minicpm3": "MiniCPM3ForCausalLM",
         "minimax-m2": "MiniMaxM2ForCausalLM",
         "mistral3": "Ministral3ForCausalLM",  # also Mistral Small 3, without a growth of queries

@@ -30,7 +30,7 @@ from quire.core.errors import CheckpointError
 SETTINGS: Final = (DIVISORS, "rope_factors_long.weight", "rope_factors_short.weight")
 """Tensors that are settings: the divisors of the frequencies of positions."""
 
-OF_OLLAMA: Final = ("gemma3", "lfm2", "mistral3", "qwen25vl", "qwen35", "qwen35moe", "qwen3vl")
+OF_OLLAMA: Final = ("gemma3", "lfm2", "llama4", "mistral3", "qwen25vl", "qwen35", "qwen35moe", "qwen3vl")
 IMAGES: Final = MappingProxyType({"gemma4": ("v.", "mm.", "a."), **dict.fromkeys(OF_OLLAMA, ("v.", "mm."))})
 """Architectures whose text model Ollama has in one file with those for images and sound → their tensors' prefixes."""
 

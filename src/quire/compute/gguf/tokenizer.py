@@ -138,7 +138,9 @@ SPLITTERS: Final = MappingProxyType(
         "stablelm2": Splitter((SINGLE_DIGITS,)),
         "seed-coder": Splitter((SINGLE_DIGITS.replace(OTHERS, SIGNS_IN_LINE),)),  # Seed-OSS
         "tekken": Splitter((rf"{UPPER}*{LOWER}+|{UPPER}+{LOWER}*|\p{{N}}|{SLASHES}",), whole_words=True, begins=True),
-        **dict.fromkeys(("gpt-4o", "minimax-m2"), Splitter((rf"{CAPITALS}|\p{{N}}{{1,3}}|{SLASHES}",))),  # Phi-4-mini
+        **dict.fromkeys(
+            ("gpt-4o", "llama4", "minimax-m2"), Splitter((rf"{CAPITALS}|\p{{N}}{{1,3}}|{SLASHES}",))
+        ),  # Phi-4-mini
         "youtu": Splitter((YOUTU_SCRIPTS, rf"{CAPITALS}|\p{{N}}|{SLASHES}"), whole_words=True),
         "afmoe": Splitter((*THREE_DIGITS, ASIAN, DEEPSEEK3)),
         "exaone-moe": Splitter((PHRASES,)),

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 FAMILIES: Final = MappingProxyType(
     {
         "AfmoeForCausalLM": "quire.compute.models.afmoe",
+        "ApertusForCausalLM": "quire.compute.models.apertus",
         "ArceeForCausalLM": "quire.compute.models.arcee",
         "BambaForCausalLM": "quire.compute.models.bamba",
         "BertModel": "quire.compute.models.bert",
@@ -82,6 +83,8 @@ FAMILIES: Final = MappingProxyType(
         "Lfm2VlForConditionalGeneration": "quire.compute.models.lfm2_vl",
         "InternVLForConditionalGeneration": "quire.compute.models.internvl",
         "LlamaForCausalLM": "quire.compute.models.llama",
+        "Llama4ForCausalLM": "quire.compute.models.llama4",
+        "Llama4ForConditionalGeneration": "quire.compute.models.llama4",
         "LlavaForConditionalGeneration": "quire.compute.models.llava",
         "LlavaNextForConditionalGeneration": "quire.compute.models.llava_next",
         "MiniCPM3ForCausalLM": "quire.compute.models.minicpm3",

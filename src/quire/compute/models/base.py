@@ -70,8 +70,8 @@ class LayerSpec:
 
     `heads`: its key-value heads, None: those of the model. `keys_of`: it attends to the keys and values of this earlier
     layer, and has none. `keys_are_values`: it has no VALUE; values are the rows of KEY, before norms and positions.
-    `intermediate_size`: that of its MLP, None: that of the model. `attention_norm`: whether it has the norm before
-    attention that other layers have. `attends`: whether it has attention or
+    `intermediate_size`: that of its MLP, None: that of the model. `attention_norm`, `head_norms`: whether it has the
+    norm before attention and those of queries and keys that other layers have. `attends`: whether it has attention or
     states; `transforms`: whether it has an MLP or experts. It has at least one of both. `skips_previous`: its attention
     reads the residual stream as it was before the previous layer, so that states and attention read the same rows.
     """
@@ -87,6 +87,7 @@ class LayerSpec:
     attends: bool = True
     transforms: bool = True
     attention_norm: bool = True
+    head_norms: bool = True
     skips_previous: bool = False
 
     @property
@@ -177,6 +178,8 @@ class DecoderSpec:
             raise CheckpointError("norms of all heads", "after positions", "before positions")
         if self.mlp.activation is Activation.CLAMPED_SWIGLU and not self.mlp.gated:
             raise CheckpointError("activation", self.mlp.activation.value, "another one for an MLP without a gate")
+        if self.mlp.activation is Activation.XIELU and (self.mlp.gated or self.experts is not None):
+            raise CheckpointError("activation", self.mlp.activation.value, "another one for gates and experts")
         if self.experts is not None:
             check_experts(self.experts, sum(layer.sparse for layer in self.layers))
         if any(layer.recurrent for layer in self.layers):
@@ -203,9 +206,10 @@ class DecoderSpec:
 
     def attention_of(self, layer: LayerSpec) -> AttentionSpec:
         """Return the settings of the attention of a layer."""
+        attention = self.attention if layer.head_norms else replace(self.attention, qk_norm=None)
         if layer.heads is None:
-            return self.attention
-        return replace(self.attention, num_kv_heads=layer.heads.num_kv_heads, head_dim=layer.heads.head_dim)
+            return attention
+        return replace(attention, num_kv_heads=layer.heads.num_kv_heads, head_dim=layer.heads.head_dim)
 
     @property
     def recurrence(self) -> DeltaSpec | MambaSpec | ConvolutionSpec | None:
@@ -335,6 +339,8 @@ class DecoderSpec:
         parts = {Part.UP: PartShape((size, hidden), mlp.bias), Part.DOWN: PartShape((hidden, size), mlp.bias)}
         if mlp.gated:
             parts[Part.GATE] = PartShape((size, hidden), mlp.bias)
+        if mlp.activation is Activation.XIELU:
+            parts[Part.XIELU] = PartShape((4,))
         return parts
 
     def _router_parts(self) -> dict[Part, PartShape]:
@@ -408,8 +414,10 @@ def _check_mixed(spec: DecoderSpec) -> None:
         raise CheckpointError("layers", "recurrent or with latents in an encoder", "heads with keys and values")
     if attention.distance_bias and not attention.bidirectional:
         raise CheckpointError("biases by distance", "in a decoder", "an encoder")
-    if attention.value_norm and attention.qk_norm is None:
+    if attention.value_norm and not all(spec.attention_of(layer).qk_norm for layer in spec.layers):
         raise CheckpointError("norms of values", "without norms of keys", "both, or only those of keys")
+    if attention.chunked and attention.bidirectional:
+        raise CheckpointError("chunks", "in an encoder", "windows")
     if spec.is_bounded and not all(_is_plain(spec, layer) for layer in spec.layers):
         raise CheckpointError("matrices", "with bounds", "none next to experts, latents, gates or shared keys")
     if spec.layer_inputs is not None and (spec.layer_inputs.size % 16 or not spec.mlp.gated):

@@ -135,7 +135,7 @@ def with_fused_gate(spec: DecoderSpec) -> DecoderSpec:
 
 def with_adjacent_pairs(spec: DecoderSpec) -> DecoderSpec:
     """Return the spec of a checkpoint that has the two dimensions of each rotating pair next to each other."""
-    rotary_dim = next(layer.rope.rotary_dim for layer in spec.layers if layer.rope is not None)
+    rotary_dim = max((layer.rope.rotary_dim for layer in spec.layers if layer.rope is not None), default=0)
     pairs, parts = (spec.attention.head_dim, rotary_dim), (Part.QUERY, Part.KEY, Part.QUERY_NORM, Part.KEY_NORM)
     turned = {part: replace(spec.sources[part], adjacent=pairs) for part in parts if part in spec.sources}
     return replace(spec, sources=MappingProxyType({**spec.sources, **turned}))

@@ -40,7 +40,8 @@ def with_other_tensors(spec: DecoderSpec, rename: Callable[[str], str], prefixes
     """Return the spec of a checkpoint that has other names, and tensors with these prefixes for images."""
 
     def renamed(sources: Mapping[Part, WeightSource]) -> Mapping[Part, WeightSource]:
-        return MappingProxyType({part: replace(source, stem=rename(source.stem)) for part, source in sources.items()})
+        stems = {part: rename(source.stem) for part, source in sources.items() if source.stem}
+        return MappingProxyType({part: replace(each, stem=stems.get(part, "")) for part, each in sources.items()})
 
     return replace(
         spec,

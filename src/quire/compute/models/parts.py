@@ -83,6 +83,7 @@ class Part(Enum):
     GATE = "gate"
     UP = "up"
     DOWN = "down"
+    XIELU = "xielu"
     SHARED_GATE = "shared_gate"
     SHARED_UP = "shared_up"
     SHARED_DOWN = "shared_down"
@@ -133,7 +134,8 @@ class WeightSource:
     `bounds`: the beginning of the names of four numbers, to which the inputs and outputs of the matrix are limited;
     empty: none. `factor` multiplies the numbers of the file, and `factors` names a vector with one more for each row.
 
-    Without a stem, a norm has no tensor, and its weights are 1.
+    Without a stem, a part has no tensor, and its weights are 1; or `numbers` has the names of tensors with one number
+    each, which are the weights; or `values` has the weights of each layer, because the file has them elsewhere.
     """
 
     stem: str
@@ -147,6 +149,8 @@ class WeightSource:
     bounds: str = ""
     factor: float = 1.0
     factors: str = ""
+    numbers: tuple[str, ...] = ()
+    values: tuple[tuple[float, ...], ...] = ()
 
     def stem_of(self, layer: int = 0, expert: int = 0) -> str:
         """Return the name without `.weight` or `.bias`; `{head}` stays.

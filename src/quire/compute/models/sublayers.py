@@ -29,6 +29,7 @@ class Activation(Enum):
     QUICK_GELU = "quick_gelu"  # x × sigmoid(1.702 x)
     RELU = "relu"
     RELU_SQUARED = "relu_squared"
+    XIELU = "xielu"  # a square above 0, an exponential below, with four numbers of each layer (Part.XIELU)
     CLAMPED_SWIGLU = "clamped_swiglu"  # x × sigmoid(1.702 x) of x = min(gate, 7), times up clamped to ±7, plus 1
 
 
@@ -46,8 +47,9 @@ class RopeSpec:
 
     At position p pair i rotates by p × inverse_frequencies[i]; cosine and sine are multiplied by
     `scale`. With `axes`, p is the coordinate of the token on axis axes[i]: patches and images have several coordinates.
-    Queries, not keys, are also multiplied by 1 + `query_growth` × log(1 + floor(p / growth_length)). These
-    numbers include any context extension, and are float32 values.
+    Queries, not keys, are also multiplied by 1 + `query_growth` × log(1 + floor((p + growth_offset) / growth_length)).
+    In a layer without rotary positions, `rotary_dim` is 0. These numbers include any context extension, and are float32
+    values.
     """
 
     rotary_dim: int
@@ -55,6 +57,7 @@ class RopeSpec:
     scale: float = 1.0
     query_growth: float = 0.0
     growth_length: int = 1
+    growth_offset: int = 0
     axes: tuple[int, ...] = ()
 
 
@@ -111,7 +114,8 @@ class AttentionSpec:
     `value_norm`: each value head is normalised like keys, without weights. `bidirectional`: a token attends to later
     tokens as well, so a text is computed in one step; windows extend to both sides. `ahead_in_windows`: tokens of an
     image that see later ones (`StepInputs.ends_seen`) do so only in layers with a window. `distance_bias`: each score
-    has a bias, before it is capped, by the distance of two tokens (distances.py).
+    has a bias, before it is capped, by the distance of two tokens (distances.py). `chunked`: the text is cut into
+    chunks of as many tokens as a window has, and in layers with a window a token attends to those of its own chunk.
     """
 
     num_heads: int
@@ -131,6 +135,7 @@ class AttentionSpec:
     bidirectional: bool = False
     ahead_in_windows: bool = False
     distance_bias: bool = False
+    chunked: bool = False
 
     @property
     def output_dim(self) -> int:
@@ -159,7 +164,11 @@ class LayerInputsSpec:
 
 @dataclass(frozen=True, slots=True)
 class MLPSpec:
-    """down(activation(gate(x)) * up(x)), or down(activation(up(x))) if not gated."""
+    """down(activation(gate(x)) * up(x)), or down(activation(up(x))) if not gated.
+
+    The numbers of XIELU are p, n, s and the limit l, a small negative number. For x > 0, it is
+    s × x + softplus(p) × x², else s × x + (s + softplus(n)) × (e^min(x, l) - 1 - x).
+    """
 
     intermediate_size: int
     activation: Activation
@@ -186,6 +195,7 @@ class ExpertsSpec:
     - `own_norms`: the router and the experts each read the residual stream through a norm of their own, ROUTER_NORM and
       EXPERTS_NORM; the outputs of the experts and of the MLP are normalised before they are added.
     - `score_scale` multiplies the router's scores. `factors`: the weight of each expert is multiplied by a number.
+    - `weighs_inputs`: an expert's input is multiplied by its weight, instead of its output.
     """
 
     num_experts: int
@@ -205,11 +215,12 @@ class ExpertsSpec:
     own_norms: bool = False
     score_scale: float = 1.0
     factors: bool = False
+    weighs_inputs: bool = False
 
 
 def check_rope(rope: RopeSpec, head_dim: int) -> None:
     """Raise unless positions fit into a head and have a frequency for each pair."""
-    if rope.rotary_dim % 2 or not 0 < rope.rotary_dim <= head_dim:
+    if rope.rotary_dim % 2 or not (0 if rope.query_growth else 2) <= rope.rotary_dim <= head_dim:
         raise CheckpointError("rotary dimensions", rope.rotary_dim, f"an even number from 2 to {head_dim}")
     if len(rope.inverse_frequencies) != rope.rotary_dim // 2:
         raise CheckpointError("rotary frequencies", len(rope.inverse_frequencies), f"{rope.rotary_dim // 2} of them")

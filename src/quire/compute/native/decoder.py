@@ -253,6 +253,8 @@ class NativeDecoder:
                 continue
             if part in VECTORS:
                 self._decoder.set_vector(part.value, layer, np.ascontiguousarray(piece.weight))
+            elif part is Part.XIELU:
+                self._decoder.set_vector(part.value, layer, xielu_numbers(piece.weight))
             elif part is Part.LAYER_SCALE:
                 self._decoder.set_layer_scale(layer, float(piece.weight[0]))
             elif part in (Part.KEY_UP, Part.VALUE_UP):
@@ -306,6 +308,12 @@ class NativeDecoder:
         name = (Part.HEAD if part is Part.EMBEDDING else part).value
         rows = np.ascontiguousarray(piece.weight)
         self._decoder.set_matrix(name, layer, expert, rows, blocks=piece.blocks, codes=self._codes[part])
+
+
+def xielu_numbers(stored: FloatArray) -> FloatArray:
+    """Return the factors above and below 0, the slope and the limit, from the numbers of a checkpoint."""
+    above, below, slope, limit = stored.tolist()
+    return np.array([np.logaddexp(0, above), slope + np.logaddexp(0, below), slope, limit], np.float32)
 
 
 def _as_float32(rows: np.ndarray) -> FloatArray:

@@ -33,6 +33,7 @@ def decoder_shape(spec: DecoderSpec, kv_spec: KVCacheSpec, adapter_rank: int = 0
         "value_norm": attention.value_norm,
         "bidirectional": attention.bidirectional,
         "ahead_in_windows": attention.ahead_in_windows,
+        "chunked": attention.chunked,
         "bounded": spec.is_bounded,
         "biased_length": spec.context_length if attention.distance_bias else 0,
         "parallel": spec.parallel,
@@ -75,6 +76,7 @@ def _experts(experts: ExpertsSpec | None) -> dict[str, object]:
         "group_best": 1 if experts is None else experts.group_best,
         "shared_size": 0 if experts is None else experts.shared_size,
         "score_scale": 1.0 if experts is None else experts.score_scale,
+        "weighs_inputs": experts is not None and experts.weighs_inputs,
     }
 
 
@@ -171,4 +173,5 @@ def _rope(rope: RopeSpec) -> dict[str, object]:
         "axes": list(rope.axes),
         "query_growth": rope.query_growth,
         "growth_length": rope.growth_length,
+        "growth_offset": rope.growth_offset,
     }

@@ -21,6 +21,7 @@ token of the step stay zero, so memory may contain anything there, even NaN.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -54,13 +55,31 @@ class AttentionRule:
     distance_bias: FloatArray | None = None
     """The bias of scores for each bucket of distances and each query head, float32 `[NUM_BUCKETS, num_heads]`."""
 
+    chunked: bool = False
+    """Whether the window is a chunk: a query sees the earlier positions of its own chunk."""
+
+    def oldest(self, position: int) -> int:
+        """Return the first position that a query sees."""
+        if self.window is None:
+            return 0
+        return position - position % self.window if self.chunked else max(0, position - self.window + 1)
+
+    def end_of_seeing(self, place: int) -> float:
+        """Return the position after the last query that sees a place."""
+        if self.window is None:
+            return math.inf
+        return place - place % self.window + self.window if self.chunked else place + self.window
+
     def seen(self, positions: IntArray, tile: int, ends: IntArray) -> BoolArray:
         """Return whether each query sees each position of the tile: up to its own, and before its end in `ends`."""
         places = np.arange(tile, tile + TILE)
         distance = positions[:, None] - places
         seen: BoolArray = (distance >= 0) | (places < ends[:, None])
+        if self.window is None:
+            return seen
         distance = np.abs(distance) if self.bidirectional else distance
-        return seen if self.window is None else seen & (distance < self.window)
+        near: BoolArray = distance <= positions[:, None] % self.window if self.chunked else distance < self.window
+        return seen & near
 
 
 def write_kv(cache: LayerCache, slots: IntArray, keys: FloatArray, values: FloatArray) -> None:
@@ -96,13 +115,13 @@ def _attend(query: FloatArray, first: int, ends: IntArray, kv: _Sequence, rule: 
     """Attend with the queries of one sequence, whose positions begin at `first`; `ends`: see `StepInputs.ends_seen`."""
     count = len(query)
     state = _Softmax((*query.shape[:-1], kv.cache.values.shape[-1]))
-    start = 0 if rule.window is None else max(0, first - rule.window + 1)
+    start = rule.oldest(first)
     for tile in range(start // TILE * TILE, first + count, TILE):
         # Only the queries that see some of the tile: not those before it, and not those whose window is after it.
         window = rule.window if rule.bidirectional else None
         ahead = 0 if not ends.any() else count if window is None else window - 1
         low = max(0, tile - first - ahead)
-        high = count if rule.window is None else min(count, tile + TILE - 1 + rule.window - first)
+        high = int(min(count, rule.end_of_seeing(tile + TILE - 1) - first))
         keys, values = kv.gather(tile, max(tile, start), min(tile + TILE, first + count))
         scores = np.einsum("qkgd,tkd->qkgt", query[low:high], keys) * np.float32(rule.scale)
         positions = np.arange(first + low, first + high)

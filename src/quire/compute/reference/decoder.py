@@ -274,7 +274,8 @@ class _Attention:
         sinks = parts[Part.SINKS].weight if shape.sinks else None
         biases = parts[Part.DISTANCE_BIAS].weight if shape.distance_bias else None
         ahead = window is not None or not shape.ahead_in_windows
-        self._rule = AttentionRule(shape.scale, window, shape.score_soft_cap, sinks, shape.bidirectional, ahead, biases)
+        how = shape.scale, window, shape.score_soft_cap, sinks, shape.bidirectional, ahead, biases, shape.chunked
+        self._rule = AttentionRule(*how)
 
     def attend(self, hidden: FloatArray, cache: LayerCache, inputs: StepInputs) -> FloatArray:
         """Store the step's keys and values and return the attention: `[num_tokens, hidden_size]`. Mutates."""

@@ -17,8 +17,8 @@ import numpy as np
 from quire.compute.arrays import FloatArray
 from quire.compute.models.base import DecoderSpec
 from quire.compute.models.parts import Part
-from quire.compute.models.sublayers import ExpertsSpec, MLPSpec, Scoring
-from quire.compute.reference.operations import activate, exponential, gated, linear, normalize
+from quire.compute.models.sublayers import Activation, ExpertsSpec, MLPSpec, Scoring
+from quire.compute.reference.operations import activate, exponential, gated, linear, normalize, xielu
 from quire.compute.weights.decoder_weights import Parts
 
 
@@ -39,7 +39,12 @@ EXPERT: Final = _Names(Part.EXPERT_GATE, Part.EXPERT_UP, Part.EXPERT_DOWN)
 def mlp_output(rows: FloatArray, spec: MLPSpec, parts: Parts, names: _Names) -> FloatArray:
     """Return the MLP of each row: `[num_rows, hidden_size]`."""
     up = linear(rows, parts[names.up])  # [num_rows, intermediate_size]
-    inner = gated(linear(rows, parts[names.gate]), up, spec.activation) if spec.gated else activate(up, spec.activation)
+    if spec.gated:
+        inner = gated(linear(rows, parts[names.gate]), up, spec.activation)
+    elif spec.activation is Activation.XIELU:
+        inner = xielu(up, parts[Part.XIELU].weight)
+    else:
+        inner = activate(up, spec.activation)
     return linear(inner, parts[names.down])
 
 
@@ -64,8 +69,11 @@ def experts_output(
     for expert, each in enumerate(experts):
         chosen = np.flatnonzero(weights[:, expert])
         if len(chosen):
-            update = mlp_output(to_experts[chosen], spec.mlp, each, EXPERT)
-            output[chosen] += weights[chosen, expert, None] * update
+            of_rows, inputs = weights[chosen, expert, None], to_experts[chosen]
+            if spec.experts.weighs_inputs:
+                output[chosen] += mlp_output(of_rows * inputs, spec.mlp, each, EXPERT)
+            else:
+                output[chosen] += of_rows * mlp_output(inputs, spec.mlp, each, EXPERT)
     output = normed(output, Part.AFTER_EXPERTS_NORM) if own else output
     if not spec.experts.shared_size:
         return output

@@ -128,6 +128,16 @@ def gated(gate: FloatArray, up: FloatArray, activation: Activation) -> FloatArra
     return activate(gate, activation) * up
 
 
+def xielu(rows: FloatArray, numbers: FloatArray) -> FloatArray:
+    """Return the activation of each number by the four numbers of a layer; see `MLPSpec`."""
+    positive, negative, slope, limit = numbers.astype(np.float64)
+    x = rows.astype(np.float64)
+    above = np.log1p(np.exp(positive)) * x * x
+    below = (slope + np.log1p(np.exp(negative))) * (np.expm1(np.minimum(x, limit)) - x)
+    active: FloatArray = (slope * x + np.where(x > 0, above, below)).astype(np.float32)
+    return active
+
+
 def soft_cap(rows: FloatArray, cap: float | None) -> FloatArray:
     """Return cap × tanh(rows / cap), which stays within ±cap; without a cap, the rows themselves."""
     if cap is None:
@@ -146,7 +156,7 @@ def rope_angles(positions: IntArray, rope: RopeSpec, coordinates: IntArray) -> A
     exact, scale = angles.astype(np.float64), np.float32(rope.scale)
     factors = None
     if rope.query_growth:
-        times = (1 + positions // rope.growth_length).astype(np.float64)
+        times = (1 + (positions + rope.growth_offset) // rope.growth_length).astype(np.float64)
         factors = (1 + rope.query_growth * np.log(times)).astype(np.float32)
     return Angles(np.cos(exact).astype(np.float32) * scale, np.sin(exact).astype(np.float32) * scale, factors)
 

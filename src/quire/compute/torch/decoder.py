@@ -107,7 +107,7 @@ class TorchDecoder:
         shape = spec.attention
         self._inputs = LayerInputs.of(spec, weights.layer_inputs, implementations.operations, implementations.product)
         self._rules = [
-            AttentionRule(shape.scale, layer.window, shape.score_soft_cap, own.sinks)
+            AttentionRule(shape.scale, layer.window, shape.score_soft_cap, own.sinks, shape.chunked)
             for layer, own in zip(spec.layers, weights.layers, strict=True)
         ]
         ropes = {layer.rope for layer in spec.layers if layer.rope is not None}

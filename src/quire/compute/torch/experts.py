@@ -19,7 +19,7 @@ import torch
 from quire.compute.models.parts import Part
 from quire.compute.models.sublayers import Activation, ExpertsSpec, Scoring
 from quire.compute.torch.adapters import Add
-from quire.compute.torch.operations import Norm, Operations
+from quire.compute.torch.operations import Norm, Operations, xielu
 from quire.compute.torch.products import Matrix, Product
 from quire.compute.torch.weights import DENSE, MLP, SHARED, Experts
 
@@ -48,6 +48,10 @@ class ExpertOperations(Protocol[Routing]):
 
     def scaled(self, routing: Routing, factors: torch.Tensor) -> Routing:
         """Return the routing with each weight multiplied by the factor of its expert, float32 `[num_experts]`."""
+        ...
+
+    def weighed(self, rows: torch.Tensor, routing: Routing) -> tuple[torch.Tensor, Routing]:
+        """Return the routed rows as one row per pair, times its weight, and the routing with weights of 1."""
         ...
 
     def combine(self, outputs: torch.Tensor, routing: Routing) -> torch.Tensor:
@@ -94,7 +98,7 @@ class MLPs:
     def dense(self, rows: torch.Tensor, mlp: MLP, add: Add, parts: tuple[Part, ...] = DENSE) -> torch.Tensor:
         """Return the MLP of each row: `[num_rows, hidden_size]`. `add`: adds the adapters' part to its products."""
         inner = add(self._product(rows, mlp.up), rows, parts[self._first : -1])
-        active = self._activate(inner, self._activation)
+        active = self._activate(inner, self._activation) if mlp.xielu is None else xielu(inner, mlp.xielu)
         return add(self._product(active, mlp.down), active, parts[-1:])
 
     def sparse(
@@ -108,6 +112,8 @@ class MLPs:
         if weights.factors is not None:
             routing = self._experts.scaled(routing, weights.factors)
         own, rows = add.with_experts(routing, spec.num_experts), inputs.to_experts
+        if spec.weighs_inputs:
+            rows, routing = self._experts.weighed(rows, routing)
         inner = own(self._experts.product(rows, experts.up, routing), rows, self._expert_up_parts)
         active = self._activate(inner, self._activation)
         outputs = own(self._experts.product(active, experts.down, routing), active, (Part.EXPERT_DOWN,))
@@ -169,6 +175,11 @@ def _mixed(scores: torch.Tensor, spec: ExpertsSpec) -> Routed:
     return Routed(found.values, spec.scale / torch.cat(sums, dim=-1).gather(-1, found.indices))
 
 
+def weighed_rows(rows: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
+    """Return a row for each of its experts, times the share of that one; `shares` are `[num_rows, choices]`."""
+    return (rows.to(torch.float32)[:, None] * shares[..., None]).to(rows.dtype).flatten(0, 1)
+
+
 class PlainExperts:
     """Torch operations; implements `ExpertOperations`."""
 
@@ -193,6 +204,10 @@ class PlainExperts:
     def scaled(self, routing: Routed, factors: torch.Tensor) -> Routed:
         """Return the routing with other weights."""
         return routing._replace(shares=routing.shares * factors[routing.ids])
+
+    def weighed(self, rows: torch.Tensor, routing: Routed) -> tuple[torch.Tensor, Routed]:
+        """Return one row per pair, times its weight, and the routing without weights."""
+        return weighed_rows(rows, routing.shares), routing._replace(shares=torch.ones_like(routing.shares))
 
     def combine(self, outputs: torch.Tensor, routing: Routed) -> torch.Tensor:
         """Return the sums, added choice by choice."""

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from quire.compute.models.sublayers import ExpertsSpec, Scoring
-from quire.compute.torch.experts import routed
+from quire.compute.torch.experts import routed, weighed_rows
 from quire.compute.torch.kernels.expert_groups import Groups, combine, group, route
 from quire.compute.torch.kernels.grouped_product import MANY, ProductShape, grouped_product, shape_for
 from quire.compute.torch.products import Matrix
@@ -53,6 +53,10 @@ class FusedExperts:
     def scaled(self, routing: GroupedRows, factors: torch.Tensor) -> GroupedRows:
         """Return the routing with other weights."""
         return routing._replace(shares=routing.shares * factors[routing.ids])
+
+    def weighed(self, rows: torch.Tensor, routing: GroupedRows) -> tuple[torch.Tensor, GroupedRows]:
+        """Return one row per pair, times its weight, and the routing without weights."""
+        return weighed_rows(rows, routing.shares), routing._replace(shares=torch.ones_like(routing.shares))
 
     def combine(self, outputs: torch.Tensor, routing: GroupedRows) -> torch.Tensor:
         """Return the sums."""

@@ -106,7 +106,7 @@ class Angles:
         exact = (turning.to(torch.float32) * table.inverse).to(torch.float64)
         factors = None
         if rope.query_growth:
-            times = 1 + positions.div(rope.growth_length, rounding_mode="floor")
+            times = 1 + (positions + rope.growth_offset).div(rope.growth_length, rounding_mode="floor")
             factors = (1 + rope.query_growth * times.to(torch.float64).log()).to(torch.float32)
         return cls(exact.cos().to(torch.float32) * rope.scale, exact.sin().to(torch.float32) * rope.scale, factors)
 
@@ -212,8 +212,7 @@ def are_finite(rows: torch.Tensor) -> torch.Tensor:
 
 def activated(numbers: torch.Tensor, activation: Activation) -> torch.Tensor:
     """Return the activation of each number, float32."""
-    # On a CPU, torch rounds the last numbers of a tensor differently, so pad to a multiple of `RUN`.
-    run = functional.pad(numbers.flatten(), (0, -numbers.numel() % RUN))
+    run = _padded(numbers)
     if activation is Activation.RELU:
         run = functional.relu(run)
     elif activation is Activation.RELU_SQUARED:
@@ -228,6 +227,21 @@ def activated(numbers: torch.Tensor, activation: Activation) -> torch.Tensor:
     else:
         run = functional.gelu(run, approximate="tanh" if activation is Activation.GELU_TANH else "none")
     return run[: numbers.numel()].view(numbers.shape)
+
+
+def xielu(rows: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    """Return the activation of each number by the four numbers of a layer; see `MLPSpec`."""
+    positive, negative, slope, limit = numbers.unbind()
+    x = _padded(rows.to(torch.float32))
+    above = functional.softplus(positive) * x * x
+    below = (slope + functional.softplus(negative)) * (torch.expm1(torch.minimum(x, limit)) - x)
+    active = slope * x + torch.where(x > 0, above, below)
+    return active[: rows.numel()].view(rows.shape).to(rows.dtype)
+
+
+def _padded(numbers: torch.Tensor) -> torch.Tensor:
+    """Return all numbers as a vector of a multiple of `RUN`: on a CPU, torch rounds the last ones differently."""
+    return functional.pad(numbers.flatten(), (0, -numbers.numel() % RUN))
 
 
 def rotated(heads: torch.Tensor, angles: Angles) -> torch.Tensor:

@@ -108,6 +108,7 @@ def _check_attention(spec: DecoderSpec, settings: TorchSettings) -> None:
     obstacles = {
         f"supports heads of {heads} numbers, and the model's have {unknown}": unknown is not None,
         "is not used with attention sinks, which the model has": spec.attention.sinks,
+        "is not used with attention in chunks, which the model has": spec.attention.chunked,
         "does not compute in float32": settings.dtype == "float32",
         f"supports no scale for each token and head, which {kv_dtype} has": KV_FORMS[kv_dtype][0].scaled,
         f"is not used with {kv_dtype} KV memory and {settings.dtype} activations": kv_dtype != settings.dtype,

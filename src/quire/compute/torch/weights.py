@@ -75,10 +75,14 @@ class PartReader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MLP:
-    """down(activation(up)), of one MLP or all experts; `up` begins with the gate if the model's MLPs are gated."""
+    """down(activation(up)), of one MLP or all experts; `up` begins with the gate if the model's MLPs are gated.
+
+    `xielu`: the numbers of that activation, float32 [4].
+    """
 
     up: Matrix
     down: Matrix
+    xielu: torch.Tensor | None = None
 
 
 class Experts(NamedTuple):
@@ -275,7 +279,7 @@ class _Loader:
         if up not in parts:
             return None
         names = (gate, up) if self._spec.mlp.gated else (up,)
-        return MLP(self.fused(names, parts), self.fused((down,), parts))
+        return MLP(self.fused(names, parts), self.fused((down,), parts), self._numbers(parts.get(Part.XIELU)))
 
     def _experts(self, layer: int) -> MLP:
         """Return the experts of a layer, each in its place of one large matrix."""

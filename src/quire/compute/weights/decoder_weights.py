@@ -162,7 +162,10 @@ def expected_tensors(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
     """Return the name and shape of every tensor of a checkpoint of the spec."""
     ranges: dict[str, list[tuple[int, int]]] = {}
     tensors: dict[str, tuple[int, ...]] = {}
-    for place in (place for place in _places(spec) if place.stem):
+    for place in _places(spec):
+        tensors |= dict.fromkeys(place.numbers, ())
+        if not place.stem:
+            continue
         if "{head}" in place.stem:
             tensors |= dict.fromkeys(place.head_names(), place.shape.weight[1:])
             continue
@@ -208,13 +211,17 @@ class _Place:
     is_product: bool
     bounds: tuple[str, ...]
     factors: str
+    numbers: tuple[str, ...]
+    values: tuple[float, ...]
 
     @classmethod
     def of(cls, spec: DecoderSpec, part: Part, shape: PartShape, layer: int = 0, expert: int = 0) -> _Place:
         """Return the place of a part."""
         source = spec.sources[part]
         stem, bounds, factors = source.stem_of(layer, expert), tuple(source.bounds_of(layer)), source.factors_of(layer)
-        return cls(part, shape, source, stem, is_product(spec, part), bounds, factors)
+        numbers = tuple(name.format(layer=layer) for name in source.numbers)
+        values = source.values[layer] if source.values else ()
+        return cls(part, shape, source, stem, is_product(spec, part), bounds, factors, numbers, values)
 
     def dtype(self, matrices: str) -> str:
         """Return the dtype of the weight if matrices have the given one.
@@ -356,7 +363,8 @@ class WeightReader:
 
     def _take(self, place: _Place) -> PartWeights:
         if not place.stem:
-            return PartWeights(np.ones(place.shape.weight, np.float32))
+            numbers = [self._checkpoint.tensor(self._named(name)).item() for name in place.numbers] or place.values
+            return PartWeights(np.array(numbers or np.ones(place.shape.weight), np.float32))
         name = self._named(f"{place.stem}.weight")
         rows = self._rows(name, place)
         if blocks := place.kept_blocks(self._stored):

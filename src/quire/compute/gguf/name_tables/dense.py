@@ -21,6 +21,7 @@ HUNYUAN: Final = MappingProxyType(
 )
 DENSE: Final[Mapping[str, NameTable]] = MappingProxyType(
     {
+        "apertus": NameTable({**LAYER, "attn_norm": "attention_layernorm", "ffn_norm": "feedforward_layernorm"}),
         **dict.fromkeys(("chatglm", "phi3"), NameTable(ONE_GATE_AND_UP)),
         **dict.fromkeys(("exaone4", "olmo2"), NameTable(NORMS_AFTER)),
         "glm4": NameTable(

@@ -88,6 +88,14 @@ MIXTURES: Final[Mapping[str, NameTable]] = MappingProxyType(
             }
         ),
         "llama": NameTable(MIXTRAL, experts=MIXTRAL_EXPERTS),  # Llama, Mistral and Mixtral
+        "llama4": NameTable(
+            {
+                **{**LAYER, "ffn_gate_inp": "feed_forward.router"},
+                **{f"ffn_{part}": f"feed_forward.{part}_proj" for part in OF_MLP},
+                **{f"ffn_{part}_shexp": f"feed_forward.shared_expert.{part}_proj" for part in OF_MLP},
+            },
+            experts={theirs: ours.replace("mlp", "feed_forward") for theirs, ours in EXPERTS.items()},
+        ),
         "minimax-m2": NameTable(
             {**MIXTRAL, "exp_probs_b": "block_sparse_moe.e_score_correction_bias"}, experts=MIXTRAL_EXPERTS
         ),

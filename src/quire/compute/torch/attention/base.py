@@ -128,7 +128,8 @@ class AttentionRule:
     """Which positions a layer's attention sees, and how scores become weights.
 
     A query at position p sees the positions from p - window + 1 to p, or all up to p; tokens of an image can see later
-    ones (`StepShape.lasts`). With a soft cap c a score s,
+    ones (`StepShape.lasts`). `chunked`: chunks of as many positions as a window follow each other, and a query sees
+    those of its own chunk up to p. With a soft cap c a score s,
     already scaled, becomes c × tanh(s / c). `sinks`, float32 `[num_heads]`: a score for each query head, which takes
     part in the softmax as a position without a value.
     """
@@ -137,6 +138,7 @@ class AttentionRule:
     window: int | None = None
     soft_cap: float | None = None
     sinks: torch.Tensor | None = None
+    chunked: bool = False
 
 
 @dataclass(frozen=True, slots=True)

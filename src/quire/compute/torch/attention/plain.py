@@ -121,7 +121,9 @@ def _attend_tile(tile: torch.Tensor, lasts: IntArray, used: range, kv: _Sequence
         places = torch.arange(place, place + TILE, device=tile.device)
         seen = places <= seen_up_to
         if rule.window is not None:
-            seen &= positions[:, None] - places < rule.window
+            # The last position of a chunk sees its first one, as the last of a window does.
+            ends = positions - positions % rule.window + (rule.window - 1) if rule.chunked else positions
+            seen &= ends[:, None] - places < rule.window
         state.add(torch.where(seen, scores, -math.inf), values)
     if rule.sinks is not None:
         state.add_sinks(rule.sinks.view(num_kv_heads, group).repeat(1, QUERIES)[..., None])

@@ -189,6 +189,10 @@ class TritonAttention:
             lasts = planned.lasts[pair.group]
             if rule.window is None:  # then nothing depends on where a token is
                 positions, lasts = lasts, None
+        if rule.chunked and rule.window is not None:
+            # The window that ends with a token's chunk is the chunk.
+            lasts = positions if lasts is None else lasts
+            positions = positions - positions % rule.window + (rule.window - 1)
         of_tokens = Queries.of(queries, positions, lasts)
         for launch in planned.launches[pair.group]:
             results = Results.of(outputs, launch.num_parts)

@@ -228,6 +228,7 @@ def _rotate(
         form.key_norm or form.query_norm,
     )  # a layer without keys has no norm for them
     scales = pair.keys if pair.key_scales is None else pair.key_scales
+    rotary_dim = 0 if angles is None else 2 * angles.cosines.shape[-1]
     grid = (num_tokens, triton.cdiv(form.num_heads + 2 * form.num_kv_heads, HEADS))
     rotate_and_write_kernel[grid](
         projected,
@@ -252,10 +253,10 @@ def _rotate(
         NUM_KV_HEADS=form.num_kv_heads,
         NUM_SHARED=form.num_kv_heads if form.keys_are_values else 0,
         NORMED="" if query_norm is None else "keys" if form.value_norm is None else "all",
-        TURNS="" if angles is None else "before" if form.rotates_first else "after",
+        TURNS="" if rotary_dim == 0 else "before" if form.rotates_first else "after",
         GROWS=angles is not None and angles.query_factors is not None,
         FORMAT=format_,
-        **_parts(form.head_dim, form.head_dim if angles is None else 2 * angles.cosines.shape[-1]),
+        **_parts(form.head_dim, rotary_dim or form.head_dim),
         HEADS=HEADS,
         num_warps=_num_warps(form.head_dim),
         **EXACT,

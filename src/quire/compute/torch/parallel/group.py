@@ -139,6 +139,10 @@ class RanksExperts:
         """Return the routing with other weights."""
         return self._experts.scaled(routing, factors)
 
+    def weighed(self, rows: torch.Tensor, routing: Any) -> tuple[torch.Tensor, Any]:
+        """Return one row per pair, times its weight, and the routing without weights."""
+        return self._experts.weighed(rows, routing)
+
     def combine(self, outputs: torch.Tensor, routing: Any) -> torch.Tensor:
         """Return the weighted sum of each row's pairs, from all ranks."""
         return self._join(self._experts.combine(outputs, routing))

@@ -113,7 +113,7 @@ def marked(weights: TorchWeights, spec: DecoderSpec, rank: Rank, *, sums: bool =
         head = _as(ShardedMatrix, head.changed(lambda each: each[rows]))
 
     def marked_mlp(mlp: MLP | None) -> MLP | None:
-        return None if mlp is None else MLP(mlp.up, _as(end, mlp.down))
+        return None if mlp is None else replace(mlp, down=_as(end, mlp.down))
 
     layers = tuple(
         replace(layer, output=_as(end, layer.output), mlp=marked_mlp(layer.mlp), experts=marked_mlp(layer.experts))
