@@ -48,7 +48,8 @@ DeltaShape delta_of(const nb::dict& fields) {
             .outputs_in_turns = field<bool>(fields, "outputs_in_turns"),
             .record_heads = field<int>(fields, "record_heads"),
             .mamba = field<bool>(fields, "mamba"),
-            .num_late = field<int>(fields, "num_late")};
+            .num_late = field<int>(fields, "num_late"),
+            .rate_scale = field<float>(fields, "rate_scale")};
 }
 
 }  // namespace

@@ -278,6 +278,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             **{"attention_chunk_size": 70, "num_experts_per_tok": 1, "tie_word_embeddings": True},
         },
     ),
+    "mamba2-tied": ("mamba2", {"n_groups": 1, "use_conv_bias": False, "tie_word_embeddings": True}),
+    "olmo-hybrid-turning": (
+        "olmo-hybrid",
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}, "linear_allow_neg_eigval": False},
+    ),
     "lfm2-plain": (
         "lfm2",
         {

@@ -27,6 +27,7 @@ from quire.compute.weights.checkpoint import Checkpoint
 from quire.compute.weights.codes import coded, coded_row_bytes
 from quire.compute.weights.decoder_weights import DecoderWeights, Parts, PartWeights, weight_bytes
 from quire.compute.weights.quantize import quantized
+from quire.compute.weights.stacked import unstacked
 from quire.core.errors import CheckpointError, ModelError
 from support.spec_models import PLAIN, SPECS, write_spec_model
 from support.tiny_bert import write_tiny_bert
@@ -503,3 +504,23 @@ def test_without_a_hub_the_error_says_how_to_pass_a_folder(
     with pytest.raises(CheckpointError) as refused:
         resolve_model("quire-no-such/model@v1")
     assert str(refused.value) == f"quire-no-such/model@v1 {found}"
+
+
+def test_filters_of_queries_keys_and_values_are_read_as_one(tmp_path: Path) -> None:
+    """As in OLMo Hybrid, with its names for norms."""
+    stem, random = "model.layers.0.linear_attn.", np.random.default_rng(0)
+    parts = {f"{stem}{name}_conv1d.weight": rows for name, rows in {"q": 2, "k": 2, "v": 6}.items()}
+    tensors = {name: random.normal(size=(rows, 1, 4)).astype(np.float32) for name, rows in parts.items()}
+    norms = {
+        f"model.layers.0.{name}_layer_norm.weight": np.ones(2, np.float32) for name in ("attention", "feedforward")
+    }
+    write_model_weights(tmp_path, tensors | norms)
+    checkpoint = unstacked(Checkpoint.open(tmp_path))
+    whole = f"{stem}conv1d.weight"
+    names = {f"model.layers.0.{name}_layernorm.weight" for name in ("input", "post_attention")}
+    assert (checkpoint.entries.keys(), checkpoint.entries[whole].shape) == ({whole, *names}, (10, 1, 4))
+    assert np.array_equal(checkpoint.tensor(whole, slice(1, 9)), np.concatenate([*tensors.values()])[1:9])
+    assert checkpoint.stored_name("model.layers.0.input_layernorm.weight").endswith("attention_layer_norm.weight")
+    assert np.array_equal(checkpoint.tensor("model.layers.0.input_layernorm.weight"), np.ones(2))
+    write_model_weights(tmp_path, {name: each for name, each in tensors.items() if ".v_" not in name})
+    assert unstacked(Checkpoint.open(tmp_path)).entries.keys() == {name for name in tensors if ".v_" not in name}

@@ -147,6 +147,28 @@ PUBLISHED: dict[str, tuple[dict[str, object], int]] = {
         },
         107_769_861_120,
     ),
+    "Mamba-Codestral-7B": (
+        {
+            **{"architectures": ["Mamba2ForCausalLM"], "conv_kernel": 4, "expand": 2, "head_dim": 64, "n_groups": 8},
+            **{"hidden_act": "silu", "hidden_size": 4096, "layer_norm_epsilon": 1e-05, "num_heads": 128},
+            **{"num_hidden_layers": 64, "rescale_prenorm_residual": False, "residual_in_fp32": True, "state_size": 128},
+            **{"tie_word_embeddings": False, "time_step_limit": [0.0, math.inf], "time_step_max": 0.1},
+            **{"time_step_min": 0.001, "use_bias": False, "use_conv_bias": True, "vocab_size": 32768},
+        },
+        7_285_403_648,
+    ),
+    "Olmo-Hybrid-7B": (
+        {
+            **{"architectures": ["OlmoHybridForCausalLM"], "attention_bias": False, "hidden_act": "silu"},
+            **{"hidden_size": 3840, "intermediate_size": 11008, "linear_allow_neg_eigval": True},
+            **{"linear_conv_kernel_dim": 4, "linear_key_head_dim": 96, "linear_num_key_heads": 30},
+            **{"linear_num_value_heads": 30, "linear_value_head_dim": 192, "max_position_embeddings": 65536},
+            **{"num_attention_heads": 30, "num_hidden_layers": 32, "num_key_value_heads": 30, "rms_norm_eps": 1e-06},
+            **{"rope_parameters": {"rope_theta": None, "rope_type": "default"}, "tie_word_embeddings": False},
+            "vocab_size": 100352,
+        },
+        7_430_870_688,
+    ),
     "Apertus-8B": (
         {
             **{"architectures": ["ApertusForCausalLM"], "attention_bias": False, "hidden_act": "xielu"},
@@ -1618,6 +1640,9 @@ def test_a_setting_of_llama_that_is_not_understood_is_refused(
             "no_rope_layers is [1, 0]; allowed: a list of 0 and 1 for 36 layers",
         ),
         ("SmolLM3-3B", {"no_rope_layers": [2] * 36}, "allowed: a list of 0 and 1 for 36 layers"),
+        ("Mamba-Codestral-7B", {"num_heads": 64}, "a number of heads of 64 that fill 8192, expand times hidden_size"),
+        ("Mamba-Codestral-7B", {"use_bias": True}, "use_bias is True; allowed: false"),
+        ("Olmo-Hybrid-7B", {"layer_types": ["full_attention"] * 32}, "32 of full_attention and linear_attention, both"),
         ("Apertus-8B", {"hidden_act": "silu"}, "hidden_act is 'silu'; allowed: 'xielu'"),
         ("Apertus-8B", {"xielu": [[1.0] * 4]}, "allowed: four numbers for each of the 32 layers"),
         ("c4ai-command-r7b", {"layer_types": ["full_attention"] * 32}, "a sliding layer, because only those have"),

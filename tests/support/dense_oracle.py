@@ -141,7 +141,7 @@ class DenseOracle:
         query, key = (each.reshape(len(x), -1, delta.key_dim).repeat(shared, axis=1) for each in (query, key))
         query, key = (each / np.sqrt((each * each).sum(-1, keepdims=True) + 1e-6) for each in (query, key))
         value = value.reshape(len(x), delta.num_heads, delta.value_dim)
-        rate = 1 / (1 + np.exp(-self._linear(x, Part.DELTA_RATE, index)))
+        rate = delta.rate_scale / (1 + np.exp(-self._linear(x, Part.DELTA_RATE, index)))
         steps = np.log1p(
             np.exp(self._linear(x, Part.DELTA_DECAY, index) + self._weight(Part.DELTA_DECAY_OFFSET, index))
         )

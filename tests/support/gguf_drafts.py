@@ -141,7 +141,7 @@ ARCHITECTURES = (
     *("gemma4", "granitehybrid", "lfm2", "lfm2moe", "nemotron_h"),
     *("bert", "nomic-bert", "gemma-embedding", "modern-bert"),
     *("afmoe", "exaone-moe", "hunyuan-moe", "minimax-m2", "nemotron"),
-    *("apertus", "falcon-h1", "llama4"),
+    *("apertus", "falcon-h1", "llama4", "mamba2"),
 )
 BERTS = ("bert", "modern-bert", "nomic-bert")
 RECURRENT = ("qwen35", "qwen35moe", "qwen3next")
@@ -249,7 +249,7 @@ def _settings(draw: random.Random, name: str) -> list[Pair]:
         pairs += [pair("attn_logit_softcapping", F32, 50.0), pair("final_logit_softcapping", F32, 30.0)]
     more = (
         *((_expert_settings, WITH_EXPERTS), (_recurrent_settings, RECURRENT)),
-        *((_gemma4_settings, ("gemma4",)), (_lfm2_settings, LFM2), (_mamba_settings, (*MAMBA, "falcon-h1"))),
+        *((_gemma4_settings, ("gemma4",)), (_lfm2_settings, LFM2), (_mamba_settings, (*MAMBA, "falcon-h1", "mamba2"))),
         (_bert_settings, BERTS),
     )
     for settings, names in more:
@@ -279,7 +279,7 @@ def _gemma4_settings(draw: random.Random, name: str) -> Iterator[tuple[Any, ...]
 
 def _xielu_settings(draw: random.Random) -> list[Pair]:
     """Return the numbers of an activation, sometimes too many."""
-    forms = [(F32, 0.5), (ARRAY, [0.5], F32), (ARRAY, [0.5], F32), (ARRAY, [0.5, 1.0], F32)]
+    forms = [*[(F32, 0.5), (ARRAY, [0.5], F32)] * 15, (ARRAY, [0.5, 1.0], F32)]
     return [Pair(f"xielu.{part}".encode(), *draw.choice(forms)) for part in ("alpha_p", "alpha_n", "beta", "eps")]
 
 
@@ -382,8 +382,8 @@ def _latent_sizes(draw: random.Random) -> dict[str, int]:
 def _shapes(draw: random.Random, name: str) -> Iterator[tuple[str, list[int]]]:
     """Yield the tensors of a model: their names and dimensions, fastest first."""
     yield "token_embd.weight", [SIZE, len(VOCABULARY)]
-    if name in BERTS:
-        yield from _bert_shapes(draw, name)
+    if name in (*BERTS, "mamba2"):
+        yield from (_mamba2_shapes(draw) if name == "mamba2" else _bert_shapes(draw, name))
         return
     norms = ["output_norm"] if name in ("exaone4", "olmo2") else ["output_norm", "blk.0.attn_norm", "blk.0.ffn_norm"]
     if name in ("command-r", "cohere2", "falcon", "glm4moe", "gpt-oss", "phi2", "seed_oss", *RECURRENT):
@@ -413,6 +413,11 @@ def _shapes(draw: random.Random, name: str) -> Iterator[tuple[str, list[int]]]:
     if name in DIVISORS and draw.random() < 0.3:
         for divisors in DIVISORS[name]:
             yield f"{divisors}.weight", [SIZE // HEADS // 2]
+
+
+def _mamba2_shapes(draw: random.Random) -> Iterator[tuple[str, list[int]]]:
+    yield from ((f"{norm}.weight", [SIZE]) for norm in ("output_norm", "blk.0.attn_norm"))
+    yield from ((f"blk.0.{part}", shape) for part, shape in _mamba_shapes(draw).items())
 
 
 def _bert_shapes(draw: random.Random, name: str) -> Iterator[tuple[str, list[int]]]:

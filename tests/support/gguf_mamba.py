@@ -85,3 +85,17 @@ def with_factors(name: str, numbers: Any, config: dict[str, Any]) -> Any:
     sizes = [values, values, keys, keys, config["mamba_n_heads"]]
     each = [np.full(size, factor) for size, factor in zip(sizes, config["ssm_multipliers"], strict=True)]
     return numbers * (np.concatenate(each) * config["ssm_in_multiplier"]).astype(np.float32)[:, None]
+
+
+def add_mamba2(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    """Add all settings of Mamba-2 to a file in the making; some are 0 because every file has them."""
+    writer.add_context_length(1 << 20)
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(0)
+    writer.add_head_count(0)
+    writer.add_ssm_conv_kernel(config["conv_kernel"])
+    writer.add_ssm_inner_size(2 * config["hidden_size"])
+    writer.add_ssm_state_size(config["state_size"])
+    writer.add_ssm_time_step_rank(config["num_heads"])
+    writer.add_ssm_group_count(config["n_groups"])
+    writer.add_layer_norm_rms_eps(config["layer_norm_epsilon"])

@@ -15,7 +15,7 @@ from quire.compute.models.source import ModelFolder
 from support.gguf_experts import add_experts_after
 from support.gguf_gemma4 import add_gemma4, name_of_factors, stacks_of_gemma4
 from support.gguf_lfm2 import add_lfm2
-from support.gguf_mamba import add_falcon_h1, add_mamba, add_nemotron, as_mamba, with_factors
+from support.gguf_mamba import add_falcon_h1, add_mamba, add_mamba2, add_nemotron, as_mamba, with_factors
 
 ARCHITECTURES = {
     "BertModel": gguf.MODEL_ARCH.BERT,
@@ -72,6 +72,7 @@ ARCHITECTURES = {
     "Lfm2MoeForCausalLM": gguf.MODEL_ARCH.LFM2MOE,
     "LlamaForCausalLM": gguf.MODEL_ARCH.LLAMA,
     "Llama4ForCausalLM": gguf.MODEL_ARCH.LLAMA4,
+    "Mamba2ForCausalLM": gguf.MODEL_ARCH.MAMBA2,
     "MiniCPM3ForCausalLM": gguf.MODEL_ARCH.MINICPM3,
     "Ministral3ForCausalLM": gguf.MODEL_ARCH.MISTRAL3,
     "GraniteMoeForCausalLM": gguf.MODEL_ARCH.GRANITE_MOE,
@@ -172,6 +173,9 @@ class GgufWriting:
             writer.add_feed_forward_length(4 * config["n_embd"])
             writer.add_head_count(config["n_head"])
             writer.add_layer_norm_eps(config["layer_norm_epsilon"])
+            return
+        if self.architecture is gguf.MODEL_ARCH.MAMBA2:
+            add_mamba2(writer, config)
             return
         writer.add_context_length(config["max_position_embeddings"])
         writer.add_embedding_length(config["hidden_size"])

@@ -318,11 +318,12 @@ SPECS = {
         layers=(RECURRENT, RECURRENT, FULL, RECURRENT, RECURRENT, NEAR),
         delta=DeltaSpec(*(6, 2, 32, 80), filter_width=3, norm=NormSpec(NormKind.RMS, 1e-5), outputs_in_turns=True),
     ),
-    # The same with experts, a value for each key, and a filter of one token.
+    # The same with experts, a value for each key, and a filter of one token; as in OLMo Hybrid, larger rates, and norms
+    # after the sublayers of a layer with attention.
     "recurrent-experts": replace(
         PLAIN,
-        layers=(replace(RECURRENT, sparse=True), FULL),
-        delta=DeltaSpec(*(2, 2, 48, 16), filter_width=1, norm=NormSpec(NormKind.RMS, 1e-6)),
+        layers=(replace(RECURRENT, sparse=True), replace(FULL, norms_after=True)),
+        delta=DeltaSpec(*(2, 2, 48, 16), filter_width=1, norm=NormSpec(NormKind.RMS, 1e-6), rate_scale=2.0),
         experts=ExpertsSpec(num_experts=4, experts_per_token=2, intermediate_size=16, normalize_weights=True),
     ),
     # As in DeepSeek-V2: a latent of each token for all heads, experts next to an MLP for every token, in the best

@@ -242,6 +242,14 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "olmo": ("Olmo", SIZES),
     "olmo2": ("Olmo2", SIZES),
+    "olmo-hybrid": (
+        "OlmoHybrid",
+        {
+            **{**SIZES, "num_hidden_layers": 3, "layer_types": ["linear_attention", FAR, "linear_attention"]},
+            **{"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16},
+            **{"linear_value_head_dim": 32, "rope_parameters": {"rope_theta": None, "rope_type": "default"}},
+        },
+    ),
     "olmoe": ("Olmoe", {**SIZES, "num_experts": 6, "num_experts_per_tok": 3}),
     "olmo3": (
         "Olmo3",
@@ -412,6 +420,14 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
         {
             **{**SIZES, "num_hidden_layers": 3, "attn_layer_indices": [1], "mamba_n_heads": 4, "mamba_d_state": 32},
             "rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5},
+        },
+    ),
+    "mamba2": (
+        "Mamba2",
+        {
+            **{name: SIZES[name] for name in ("vocab_size", "hidden_size", "bos_token_id", "eos_token_id")},
+            **{"pad_token_id": 0, "num_hidden_layers": 2, "num_heads": 4, "head_dim": 16, "state_size": 16},
+            **{"n_groups": 2, "chunk_size": 64},
         },
     ),
     "falcon-h1": (

@@ -274,6 +274,7 @@ struct DeltaShape {
     int record_heads = 0;           // value heads that share a record, and a key; threads share a layer by records
     bool mamba = false;             // a state-space layer: no delta rule, rates are steps, values are added to outputs
     int num_late = 1;               // the most of its last tokens that S lacks
+    float rate_scale = 1.0F;        // of the rates of linear attention
 
     QUIRE_INLINE int heads_per_key() const { return num_heads / num_key_heads; }
     QUIRE_INLINE int num_records() const { return num_heads / record_heads; }

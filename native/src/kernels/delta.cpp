@@ -91,7 +91,7 @@ void prepare(const DeltaTask& task, int record, int token) {
         const double softplus = (moved > 0.0 ? moved : 0.0) + std::log1p(std::exp(moved > 0.0 ? -moved : moved));
         rest[head] = static_cast<float>(std::exp(-task.decay_speeds[head] * softplus));
         const double rate =
-            shape.mamba ? softplus : 1.0 / (1.0 + std::exp(-double{raw[shape.first_of_rates() + head]}));
+            shape.mamba ? softplus : shape.rate_scale / (1.0 + std::exp(-double{raw[shape.first_of_rates() + head]}));
         rest[shape.num_heads + head] = static_cast<float>(rate);
     }
 }

@@ -13,7 +13,7 @@ from typing import Final
 
 from quire.compute.gguf.encoders import encoder_settings, is_encoder
 from quire.compute.gguf.header import GgufHeader, GgufTensor
-from quire.compute.gguf.named_settings import KV_HEADS, WIDTH, Settings
+from quire.compute.gguf.named_settings import KV_HEADS, WIDTH, Settings, StateSpace
 from quire.compute.gguf.names import Names
 from quire.compute.gguf.own_settings import OWN
 from quire.compute.gguf.rope_settings import ReadTensor, rope_settings
@@ -59,6 +59,7 @@ ARCHITECTURES: Final = MappingProxyType(
         "lfm2moe": "Lfm2MoeForCausalLM",
         "llama": "LlamaForCausalLM",  # also Mistral, and Mixtral, with experts
         "llama4": "Llama4ForCausalLM",
+        "mamba2": "Mamba2ForCausalLM",
         "minicpm3": "MiniCPM3ForCausalLM",
         "minimax-m2": "MiniMaxM2ForCausalLM",
         "mistral3": "Ministral3ForCausalLM",  # also Mistral Small 3, without a growth of queries
@@ -168,8 +169,8 @@ def config_of(header: GgufHeader, read: ReadTensor) -> dict[str, object]:
     encodes = is_encoder(settings)
     if not encodes and not settings.file.flag(settings.key("attention.causal"), True):
         raise settings.file.error(settings.key("attention.causal"), "true: no token attends to later ones")
-    if architecture == "gpt2":
-        return config | _gpt2(settings)
+    if architecture in WITHOUT_LLAMA:
+        return config | WITHOUT_LLAMA[architecture](settings)
     config |= _llama_like(settings.of_first_layer(KV_HEADS, WIDTH) if architecture == "gemma4" else settings)
     if architecture in BIASED:
         config |= {
@@ -280,6 +281,23 @@ def _llama_like(settings: Settings) -> dict[str, object]:
     return config
 
 
+def _mamba2(settings: Settings) -> dict[str, object]:
+    rule, hidden = StateSpace.of(settings), settings.size("embedding_length")
+    return {
+        "hidden_size": hidden,
+        "num_hidden_layers": settings.size("block_count"),
+        "max_position_embeddings": settings.size("context_length"),
+        "layer_norm_epsilon": settings.number("attention.layer_norm_rms_epsilon"),
+        "num_heads": rule.num_heads,
+        "head_dim": rule.head_size,
+        "n_groups": rule.num_groups,
+        "state_size": rule.state_size,
+        "conv_kernel": rule.filter_width,
+        "use_conv_bias": rule.has_bias,
+        "expand": max(rule.num_heads * rule.head_size // hidden, 1),
+    }
+
+
 def _gpt2(settings: Settings) -> dict[str, object]:
     return {
         "n_embd": settings.size("embedding_length"),
@@ -289,3 +307,7 @@ def _gpt2(settings: Settings) -> dict[str, object]:
         "n_positions": settings.size("context_length"),
         "layer_norm_epsilon": settings.number("attention.layer_norm_epsilon"),
     }
+
+
+WITHOUT_LLAMA: Final = MappingProxyType({"gpt2": _gpt2, "mamba2": _mamba2})
+"""Architectures whose files lack settings that Llama has."""

@@ -74,6 +74,7 @@ class LayerSpec:
     norm before attention and those of queries and keys that other layers have. `attends`: whether it has attention or
     states; `transforms`: whether it has an MLP or experts. It has at least one of both. `skips_previous`: its attention
     reads the residual stream as it was before the previous layer, so that states and attention read the same rows.
+    `norms_after`: its norms are on the outputs of its sublayers, in a model that has them before sublayers.
     """
 
     window: int | None
@@ -88,6 +89,7 @@ class LayerSpec:
     transforms: bool = True
     attention_norm: bool = True
     head_norms: bool = True
+    norms_after: bool = False
     skips_previous: bool = False
 
     @property
@@ -366,8 +368,8 @@ class DecoderSpec:
 
     def _norm_parts(self, layer: LayerSpec) -> dict[Part, PartShape]:
         both = (Part.ATTENTION_NORM,) if self.shared_norm else (Part.ATTENTION_NORM, Part.MLP_NORM)
-        before = both if self.norm_before else ()
-        after = (Part.AFTER_ATTENTION_NORM, Part.AFTER_MLP_NORM) if self.norm_after else ()
+        before = both if self.norm_before and not layer.norms_after else ()
+        after = (Part.AFTER_ATTENTION_NORM, Part.AFTER_MLP_NORM) if self.norm_after or layer.norms_after else ()
         joined = (Part.JOINED_ATTENTION_NORM, Part.JOINED_MLP_NORM) if self.norm_joined else ()
         absent = set() if layer.attends and layer.attention_norm else {Part.ATTENTION_NORM}
         absent |= set() if layer.transforms else {Part.MLP_NORM}

@@ -76,15 +76,15 @@ class DeltaSpec:
 
     Each of `num_heads` value heads has a matrix S, `[key_dim, value_dim]`, which a token changes and reads:
 
-        S = decay × S;  S += k × rate × (v - S k);  output = S q        decay, rate: from 0 to 1, by token and head
+        S = decay × S;  S += k × rate × (v - S k);  output = S q        decay, rate: numbers, by token and head
 
     Value head h uses the query and key of head h // (num_heads / num_key_heads). Queries, keys and values first go
     through a SiLU of a causal filter over `filter_width` tokens; then queries and keys have length 1, and queries are
     divided by √key_dim. With a = row of DELTA_DECAY and b = row of DELTA_RATE, decay = exp(-exp(DELTA_LOG_DECAY) ×
-    softplus(a + DELTA_DECAY_OFFSET)) and rate = sigmoid(b). The output is normalised by `norm` for each head, and
-    multiplied by SiLU(DELTA_GATE). `outputs_in_turns`: the rows of DELTA_GATE and the columns of DELTA_OUTPUT have the
-    first value head of each key, then the second of each key, as in GGUF files of Qwen3.5. `num_late`: how many of the
-    last tokens a state can take back: one more than can be guessed in a step.
+    softplus(a + DELTA_DECAY_OFFSET)) and rate = `rate_scale` × sigmoid(b). The output is normalised by `norm` for each
+    head, and multiplied by SiLU(DELTA_GATE). `outputs_in_turns`: the rows of DELTA_GATE and the columns of DELTA_OUTPUT
+    have the first value head of each key, then the second of each key, as in GGUF files of Qwen3.5. `num_late`: how
+    many of the last tokens a state can take back: one more than can be guessed in a step.
     """
 
     num_heads: int
@@ -95,6 +95,7 @@ class DeltaSpec:
     norm: NormSpec
     outputs_in_turns: bool = False
     num_late: int = 1
+    rate_scale: float = 1.0
 
     @property
     def heads_per_key(self) -> int:

@@ -30,9 +30,9 @@ CLASSES: Final = (
 """The end of the name of a family → the class of transformers that reads its folders; of others, the first one."""
 
 OTHER_LAYERS: Final = (
-    (r"(Falcon)?Mamba2?For", "its layers are state-space layers (Mamba)"),
+    (r"(Falcon)?MambaFor", "its layers are state-space layers (Mamba)"),
     (r"(Jamba|Plamo2|Zamba2?)For", "some of its layers are state-space layers"),
-    (r"(BailingHybrid|KimiLinear|MiniMax(Text01)?|OlmoHybrid)For", "it has linear attention"),
+    (r"(BailingHybrid|KimiLinear|MiniMax(Text01)?)For", "it has linear attention"),
     (r"(RecurrentGemma|Rwkv\d*|RWKV\w*|xLSTM)For", "its layers are recurrent"),
     (r"(DeepseekV(32|4)|GlmMoeDsa)For", "its attention chooses tokens by an index (DSA)"),
     (r"LongcatFlashFor", "its layers have two sublayers of attention with latents (MLA)"),

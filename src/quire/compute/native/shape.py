@@ -101,6 +101,7 @@ def _delta(delta: DeltaSpec) -> dict[str, object]:
         "outputs_in_turns": delta.outputs_in_turns,
         "num_late": delta.num_late,
         "record_heads": delta.states.heads,
+        "rate_scale": delta.rate_scale,
         "mamba": False,
         "norm": _norm(delta.norm),
     }
@@ -116,6 +117,7 @@ def _mamba(mamba: MambaSpec, norm: NormSpec) -> dict[str, object]:
         "outputs_in_turns": False,
         "num_late": mamba.num_late,
         "record_heads": mamba.states.heads,
+        "rate_scale": 1.0,
         "mamba": True,
         "norm": _norm(mamba.norm or norm),
     }

@@ -50,7 +50,7 @@ class DeltaAttention:
         rows = linear(hidden, self._parts[Part.DELTA_DECAY]) + self._parts[Part.DELTA_DECAY_OFFSET].weight
         softplus = np.logaddexp(0, rows, dtype=np.float64)
         speed = np.exp(self._parts[Part.DELTA_LOG_DECAY].weight, dtype=np.float64) * softplus
-        rates = sigmoid(linear(hidden, self._parts[Part.DELTA_RATE]))
+        rates = sigmoid(linear(hidden, self._parts[Part.DELTA_RATE])) * np.float32(self._spec.rate_scale)
         return rates.reshape(shape), np.exp(-speed).astype(np.float32).reshape(shape)
 
     def _filter(self) -> FloatArray:

@@ -18,6 +18,11 @@ Granite-MoE has the gate before up too, and stores floats as [out, in]:
 
     block_sparse_moe.input_linear.weight     [experts, 2 × out, in]   block_sparse_moe.experts.3.gate_proj.weight, …
     block_sparse_moe.output_linear.weight    [experts, out, in]   ──► block_sparse_moe.experts.3.down_proj.weight
+
+OLMo Hybrid has the filters of queries, keys and values apart, and other names for norms:
+
+    linear_attn.q_conv1d.weight, .k_conv1d.weight, .v_conv1d.weight   ──► linear_attn.conv1d.weight
+    attention_layer_norm.weight, feedforward_layer_norm.weight        ──► input_layernorm, post_attention_layernorm
 """
 
 from __future__ import annotations
@@ -51,6 +56,16 @@ BARE: Final = (
 MATRICES: Final = MappingProxyType({"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)})
 """The name of a stacked tensor → the matrices that it contains."""
 
+FILTERS: Final = tuple(f".linear_attn.{part}_conv1d.weight" for part in "qkv")
+WHOLE_FILTER: Final = ".linear_attn.conv1d.weight"
+"""The filters of queries, keys and values → their name as one, with the rows of each in this order."""
+
+RENAMED: Final = MappingProxyType(
+    {
+        ".attention_layer_norm.weight": ".input_layernorm.weight",
+        ".feedforward_layer_norm.weight": ".post_attention_layernorm.weight",
+    }
+)
 SPARSE: Final = ".block_sparse_moe."
 LINEAR: Final = MappingProxyType(
     {"input_linear.weight": MATRICES["gate_up_proj"], "output_linear.weight": MATRICES["down_proj"]}
@@ -89,10 +104,18 @@ class ExpertEntry(TensorEntry):
         return found
 
 
+@dataclass(frozen=True, slots=True)
+class JoinedEntry(TensorEntry):
+    """A tensor that the file has in several, whose rows follow each other; always read as float32."""
+
+    parts: tuple[str, ...]
+
+
 def unstacked(checkpoint: Checkpoint) -> Checkpoint:
     """Return a checkpoint with a name for each expert's matrices; the same checkpoint if it already has these names."""
     entries = checkpoint.entries
-    differs = any(name.endswith(BARE) or _parts_of(entry, entries) for name, entry in entries.items())
+    ends = (*BARE, *RENAMED)
+    differs = any(name.endswith(ends) or _parts_of(entry, entries) for name, entry in entries.items())
     return StackedCheckpoint(checkpoint) if differs else checkpoint
 
 
@@ -109,6 +132,8 @@ class StackedCheckpoint(Checkpoint):
                         f"{whole.name}: tensor {name!r}", "given twice", "alone or in a stack, not both"
                     )
                 entries[name] = each
+        self._stored = {name: entry.name for name, entry in entries.items() if not isinstance(entry, ExpertEntry)}
+        _join_filters(entries)
         self._has_stacks = any(isinstance(entry, ExpertEntry) for entry in entries.values())
         super().__init__(whole.folder, entries)
 
@@ -126,7 +151,8 @@ class StackedCheckpoint(Checkpoint):
             shape = entry.shape[1:] if len(entry.shape) == 2 and entry.shape[0] == 1 else entry.shape
             yield f"{entry.name}.weight", replace(entry, shape=shape)
         else:
-            yield entry.name, entry
+            end = next((end for end in RENAMED if entry.name.endswith(end)), "")
+            yield entry.name.removesuffix(end) + RENAMED.get(end, ""), entry
 
     def stored_name(self, name: str) -> str:
         """Return the name of the file's tensor that contains, or should contain, a tensor."""
@@ -141,11 +167,13 @@ class StackedCheckpoint(Checkpoint):
             prefix, part, kind = missing.groups()
             return f"{prefix}{'down' if part == 'down' else 'gate_up'}_proj{'_bias' * (kind == 'bias')}"
         bare = name.removesuffix(".weight")
-        return bare if bare.endswith(BARE) else name
+        return bare if bare.endswith(BARE) else self._stored.get(name, name)
 
     def tensor(self, name: str, rows: slice = EVERYTHING) -> FloatArray:
         """Return rows of a tensor as float32, read-only."""
         entry = self.entries[name]
+        if isinstance(entry, JoinedEntry):
+            return np.concatenate([self._whole.tensor(part) for part in entry.parts])[rows]
         if entry.name.endswith(BARE):
             return self._whole.tensor(entry.name).reshape(entry.shape)[rows]
         if not isinstance(entry, ExpertEntry):
@@ -171,6 +199,17 @@ class StackedCheckpoint(Checkpoint):
     def release(self) -> None:
         """Free the memory of the mapped files; views stay valid, and are read again when used."""
         self._whole.release()
+
+
+def _join_filters(entries: dict[str, TensorEntry]) -> None:
+    """Replace the filters of queries, keys and values of each layer by one. Mutates."""
+    for stem in [name.removesuffix(FILTERS[0]) for name in entries if name.endswith(FILTERS[0])]:
+        names, whole = tuple(stem + end for end in FILTERS), stem + WHOLE_FILTER
+        if whole in entries or not all(name in entries and len(entries[name].shape) == 3 for name in names):
+            continue  # checking the tensors against the spec reports the error
+        first, *others = (entries.pop(name) for name in names)
+        shape = (first.shape[0] + sum(each.shape[0] for each in others), *first.shape[1:])
+        entries[whole] = JoinedEntry(first.file, whole, first.dtype, shape, first.start, first.stop, names)
 
 
 def _parts_of(entry: TensorEntry, entries: Mapping[str, TensorEntry]) -> Mapping[str, tuple[slice, bool]]:

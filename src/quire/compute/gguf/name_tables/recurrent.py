@@ -100,7 +100,7 @@ RECURRENT: Final[Mapping[str, NameTable]] = MappingProxyType(
         "granitehybrid": GRANITE._replace(layer={**GRANITE.layer, **MAMBA}),
         "lfm2": LFM2,
         "lfm2moe": LFM2_MOE,
-        "nemotron_h": NEMOTRON,
+        **dict.fromkeys(("mamba2", "nemotron_h"), NEMOTRON),
         "nemotron_h_moe": NEMOTRON_MOE,
         **dict.fromkeys(("qwen35", "qwen35moe", "qwen3next"), GATED_DELTA),
     }
