@@ -49,3 +49,4 @@ def test_logits_and_text_are_those_that_transformers_gave(name: str, tmp_path: P
     for position, theirs in form["logits"].items():
         difference = np.abs(run.logits[0, int(position)] - np.array(theirs, np.float32)).max()
         assert difference <= 1e-4 * max(1.0, np.abs(theirs).max())
+    assert [int(run.logits[0, position].argmax()) for position in range(len(tokens))] == form["best"]
