@@ -17,7 +17,7 @@ from quire.compute.models.source import ModelFolder
 from support.dense_oracle import DenseOracle
 from support.reference_runs import ReferenceRun
 from support.spec_models import SPECS, write_spec_model
-from support.step_plans import Work, shuffled
+from support.step_plans import shuffled
 from support.tiny_checkpoint import tiny_qwen3_config, tiny_qwen3_tensors, write_tiny_qwen3
 
 LENGTH = 150  # three tiles of 64

@@ -16,7 +16,7 @@ import pytest
 from quire.compute import models
 from quire.compute.gguf.settings import ARCHITECTURES
 from quire.compute.gguf.tokenizer import SPLITTERS
-from quire.compute.models import NO_SETTINGS, ModelDescription, read_model
+from quire.compute.models import NO_SETTINGS, TEXT_ONLY, ModelDescription, read_model
 from quire.compute.models.base import LayerSpec
 from quire.compute.models.generation import GenerationDefaults
 from quire.compute.models.parts import Part, WeightSource
@@ -1161,7 +1161,9 @@ def test_layers_of_llama_4_without_positions_have_queries_that_grow(tmp_path: Pa
         assert isinstance(text, dict)
         return {**text, "architectures": ["Llama4ForCausalLM"], **settings}
 
-    spec = read(tmp_path, PUBLISHED["Llama-4-Scout"][0]).spec
+    model = read(tmp_path, PUBLISHED["Llama-4-Scout"][0])
+    spec = model.spec
+    assert model.notices == (TEXT_ONLY,)  # its images are not read
     assert spec.layers == read(tmp_path, alone()).spec.layers
     near, whole = spec.layers[2:4]
     assert (near.window, near.head_norms, near.sparse, spec.attention.chunked) == (8192, True, True, True)
