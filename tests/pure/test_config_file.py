@@ -214,6 +214,7 @@ NESTED = {  # a model with images, and its text model
     "Idefics3ForConditionalGeneration": "llama",
     "InternVLForConditionalGeneration": "qwen2",
     "Lfm2VlForConditionalGeneration": "lfm2",
+    "Llama4ForConditionalGeneration": "llama4",
     "LlavaForConditionalGeneration": "llama",
     "LlavaNextForConditionalGeneration": "llama",
     "Mistral3ForConditionalGeneration": "ministral3",
@@ -276,7 +277,8 @@ def test_whatever_its_settings_say_a_model_is_described_or_refused_in_one_line(
         assert layer.window is None or layer.window >= 1
         if layer.rope is not None:
             assert all(map(math.isfinite, (*layer.rope.inverse_frequencies, layer.rope.scale)))
-            assert 2 <= layer.rope.rotary_dim <= spec.attention_of(layer).head_dim
+            grows_only = layer.rope.rotary_dim == 0 and layer.rope.query_growth > 0
+            assert grows_only or 2 <= layer.rope.rotary_dim <= spec.attention_of(layer).head_dim
             assert len(layer.rope.inverse_frequencies) == layer.rope.rotary_dim // 2
         assert spec.attention.num_heads % spec.attention_of(layer).num_kv_heads == 0
 
