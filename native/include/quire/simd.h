@@ -1,7 +1,7 @@
 // Operations on sixteen numbers at a time, the same on every instruction set.
 //
 // Kernels are written once, over `Floats`: 16 lanes in one 512-bit, two 256-bit or four 128-bit
-// registers. Every kernel file is compiled once per instruction set, in the namespace QUIRE_ISA. The
+// registers. Kernel files are compiled once per instruction set, in the namespace QUIRE_ISA. The
 // copies share no inline function: one that the linker took from the wrong copy would fault on an older
 // processor.
 //

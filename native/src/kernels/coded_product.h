@@ -92,6 +92,7 @@ class TileScales {
 // for arithmetic: their tiles have at most kFewRows rows, but more panels, so that memory is read line after line.
 #if defined(__AVX512F__)
 constexpr bool kTotalsStay = true;
+constexpr bool kUnrollsLines = true;
 constexpr int kCodedRows = 6, kFewRows = 3, kMostFewRows = 8;
 // The most panels of a tile. With three, the last panel of a group would be alone.
 constexpr int coded_panels(int num_rows) {
@@ -101,9 +102,11 @@ constexpr int coded_panels(int num_rows) {
 #else
 constexpr bool kTotalsStay = false;
 #if defined(__AVX2__)
+constexpr bool kUnrollsLines = true;
 constexpr int kCodedRows = 6, kFewRows = 1, kMostFewRows = 1;
 #else
-constexpr int kCodedRows = 3, kFewRows = 1, kMostFewRows = 1;  // gcc 12 takes 43 s to unroll six, 14 s for three
+constexpr bool kUnrollsLines = false;  // gcc 12 takes twice as long, and the kernels are not faster
+constexpr int kCodedRows = 3, kFewRows = 1, kMostFewRows = 1;  // gcc 12 takes more than twice as long for six
 #endif
 constexpr int coded_panels(int num_rows) { return num_rows == 1 ? 2 : 1; }
 #endif
@@ -221,7 +224,7 @@ void multiply_codes(const CodedTile& tile) {
                     }
                 }
             };
-            if constexpr (kRows <= kFewRows) {
+            if constexpr (kRows <= kFewRows || !kUnrollsLines) {
                 QUIRE_ROLLED for (int line = 0; line < kLines; ++line) add_line(g * kLines + line);
             } else {
                 QUIRE_UNROLLED for (int line = 0; line < kLines; ++line) add_line(g * kLines + line);

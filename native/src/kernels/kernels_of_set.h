@@ -1,19 +1,10 @@
-// The kernels of one instruction set; each kernel file defines some of them, in its own namespace.
+// The kernels of one instruction set; each kernel file defines some of them, in its own namespace. Sets that differ
+// only in products share the other kernels: those are in the namespace QUIRE_REST, of one of these sets.
 #pragma once
 
 #include "quire/kernels.h"
 
-namespace quire::QUIRE_ISA {
-
-std::size_t packed_bytes(const MatrixView& matrix);
-void pack_panels(const MatrixRows& rows, const MatrixView& matrix, StoredType as, void* panels, int first_panel,
-                 int num_panels);
-void unpack_row(const MatrixView& matrix, int row, float* output);
-void round_row(const LinearInput& input, RowForms forms, int num_inputs, int row);
-void linear(const MatrixView& matrix, const LinearInput& input, const Rows& output, const LinearTile& tile,
-            bool accumulate);
-void gated_linear(const MatrixView& gate, const MatrixView& up, const LinearInput& input, const Rows& output,
-                  const LinearTile& tile, Activation activation);
+namespace quire::QUIRE_REST {
 
 void activate(float* values, int count, Activation activation);
 // values = activation(values) * ups, for a multiple of kPanelWidth numbers
@@ -33,6 +24,22 @@ void convolve(const ConvolutionTask& task, int chunk);
 double exponentials(const float* logits, int count, float shift, float factor, float* weights);
 void arg_max(const float* values, int count, float* value, int* index);
 int next_contender(const float* logits, int first, int count, const RaceView& race);
+
+}  // namespace quire::QUIRE_REST
+
+namespace quire::QUIRE_ISA {
+
+using namespace QUIRE_REST;
+
+std::size_t packed_bytes(const MatrixView& matrix);
+void pack_panels(const MatrixRows& rows, const MatrixView& matrix, StoredType as, void* panels, int first_panel,
+                 int num_panels);
+void unpack_row(const MatrixView& matrix, int row, float* output);
+void round_row(const LinearInput& input, RowForms forms, int num_inputs, int row);
+void linear(const MatrixView& matrix, const LinearInput& input, const Rows& output, const LinearTile& tile,
+            bool accumulate);
+void gated_linear(const MatrixView& gate, const MatrixView& up, const LinearInput& input, const Rows& output,
+                  const LinearTile& tile, Activation activation);
 
 const Kernels& kernels();
 
