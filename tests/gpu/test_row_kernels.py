@@ -10,6 +10,7 @@ from quire.compute.torch.kernels.activations import activate
 from quire.compute.torch.kernels.norms import add_norm, norm
 
 SIZES = (1, 2, 63, 64, 100, 128, 1000)
+KERNELS = [activation for activation in Activation if activation is not Activation.XIELU]
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 1e-3}
 if torch.cuda.is_available():  # the interpreter truncates where it makes bfloat16
     TOLERANCE[torch.bfloat16] = 1e-2
@@ -71,7 +72,7 @@ def test_what_is_not_finite_is_seen_in_its_own_row_only(device: str) -> None:
     weight = torch.ones(64, device=device)
     found = norm(rows, weight, None, epsilon=EPSILON, centers=False)
     assert found.isfinite().all(dim=1).tolist() == [True, False, True]
-    for activation in Activation:
+    for activation in KERNELS:
         active = activate(rows, activation=activation.value, gated=False)
         assert active.isfinite().all(dim=1).tolist() == [True, False, True]
 
@@ -103,7 +104,7 @@ def activated(numbers: torch.Tensor, activation: Activation) -> torch.Tensor:
 
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # of numpy, in the interpreter
 @pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("activation", Activation)
+@pytest.mark.parametrize("activation", KERNELS)
 @pytest.mark.parametrize("size", [1, 100, 1500])
 def test_numbers_are_activated(device: str, activation: Activation, dtype: torch.dtype, size: int) -> None:
     rows = rows_of(3, 2 * size, dtype, device, apart=5)
