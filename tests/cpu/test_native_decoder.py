@@ -20,14 +20,18 @@ from quire.core.step import BlockCopy, BlockMove
 from support.native_runs import FLOAT32, NativeRun
 from support.reference_runs import Logits, ReferenceRun
 from support.spec_models import SPECS, WITHOUT_LATENTS, write_spec_model
-from support.step_plans import Work, shuffled
+from support.step_plans import Work, chunks_of, shuffled
 from support.tiny_checkpoint import write_tiny_qwen3
 
 LENGTH = 150  # three tiles of 64
 TOKENS = [(7 * i * i + 3 * i + 5) % 64 for i in range(LENGTH)]
-ROWS = [*((LENGTH, size) for size in (1, 7, 16, 64, 100, LENGTH)), (1, 1), (64, 5), (65, 8), (17, 3)]
-"""Lengths and tokens a step of the rows of a batch. The first one takes longest: its last tokens are decoded alone."""
-ALONE = 120
+ROWS = [
+    [*[1] * 20, 40, *[1] * 10, 55, *[1] * 25],
+    *(chunks_of(LENGTH, size) for size in (7, 16, 64, 100, LENGTH)),
+    *([1], chunks_of(64, 5), chunks_of(65, 8), chunks_of(17, 3)),
+]
+"""The chunks of the rows of a batch. The first one decodes near the ends of tiles, at last alone."""
+ALONE = 25
 WINDOWS = {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1}
 MODELS = ["full", "windows", *SPECS]
 ROUNDED = ["full", "windows", *WITHOUT_LATENTS]
@@ -154,8 +158,8 @@ def test_chunks_batches_and_threads_leave_the_bits_alone(model: str, machine: Na
     run = models.run(model, machine, blocks=shuffled(512), num_blocks=512)
     assert run.together(TOKENS, ROWS)[-ALONE:] == [1] * ALONE
     expected = models.bits(model, machine)
-    for row, (length, size) in enumerate(ROWS):
-        assert run.bits(row, length) == expected[: len(expected) // LENGTH * length], f"{length} tokens, {size} a step"
+    for row, chunks in enumerate(ROWS):
+        assert run.bits(row, sum(chunks)) == expected[: len(expected) // LENGTH * sum(chunks)], f"chunks {chunks[:2]}"
 
 
 @each_model_and_machine

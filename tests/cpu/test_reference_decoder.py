@@ -17,13 +17,17 @@ from quire.compute.models.source import ModelFolder
 from support.dense_oracle import DenseOracle
 from support.reference_runs import ReferenceRun
 from support.spec_models import SPECS, write_spec_model
-from support.step_plans import shuffled
+from support.step_plans import chunks_of, shuffled
 from support.tiny_checkpoint import tiny_qwen3_config, tiny_qwen3_tensors, write_tiny_qwen3
 
 LENGTH = 150  # three tiles of 64
 TOKENS = [(7 * i * i + 3 * i + 5) % 64 for i in range(LENGTH)]
-ROWS = [*((LENGTH, size) for size in (1, 7, 16, 64, 100)), (1, 1), (64, 5), (65, 8), (17, 3)]
-"""Lengths and tokens a step of the rows of a batch."""
+ROWS = [
+    [*[1] * 20, 40, *[1] * 10, 55, *[1] * 25],
+    *(chunks_of(LENGTH, size) for size in (7, 16, 64, 100)),
+    *([1], chunks_of(64, 5), chunks_of(65, 8), chunks_of(17, 3)),
+]
+"""The chunks of the rows of a batch. The first one decodes near the ends of tiles, at last alone."""
 WINDOWS = {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1}
 MODELS = ["full", "windows", *SPECS]
 
@@ -128,8 +132,8 @@ def test_chunks_and_batches_leave_the_bits_alone(model: str, tmp_path: Path) -> 
     run = make_run(tmp_path, model, blocks=shuffled(512), num_blocks=512)
     run.together(TOKENS, ROWS)
     expected = whole(model)
-    for row, (length, size) in enumerate(ROWS):
-        assert run.bits(row, length) == expected[: len(expected) // LENGTH * length], f"{length} tokens, {size} a step"
+    for row, chunks in enumerate(ROWS):
+        assert run.bits(row, sum(chunks)) == expected[: len(expected) // LENGTH * sum(chunks)], f"chunks {chunks[:2]}"
 
 
 def test_blocks_behind_a_window_are_not_read(tmp_path: Path) -> None:

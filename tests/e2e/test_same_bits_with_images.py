@@ -42,7 +42,10 @@ class Model:
         return LLM(self.folder, skip_tokenizer_init=True, **{**defaults, **settings})
 
 
-@pytest.fixture(scope="module", params=[*(name for name in SETTINGS if name not in TWINS), "whole"])
+MODELS = [*(name for name in SETTINGS if name not in TWINS), "whole"]
+
+
+@pytest.fixture(scope="module", params=MODELS)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
     are_whole = request.param in WHOLE
     name = "smolvlm" if request.param == "whole" else request.param
@@ -68,7 +71,16 @@ def test_any_schedule_is_as_alone(model: Model, settings: dict[str, Any]) -> Non
         assert llm.engine.stats().hit_tokens_total > 0
 
 
-@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+# Every other pair is left to `make test-long`.
+@pytest.mark.parametrize(
+    ("model", "preemption"),
+    [
+        pytest.param(model, preemption, marks=[pytest.mark.long] * ((row + column) % 2))
+        for row, model in enumerate(MODELS)
+        for column, preemption in enumerate(["recompute", "swap"])
+    ],
+    indirect=["model"],
+)
 def test_preempted_is_as_alone(model: Model, preemption: str, monkeypatch: pytest.MonkeyPatch) -> None:
     swapped = noted_swaps(monkeypatch)
     settings = {"swap_space": "4MiB"} if preemption == "swap" else {}

@@ -93,24 +93,22 @@ class ReferenceRun:
             start += count
         return self.step(Work(row, start, len(tokens) - start, 1)).tokens[0]
 
-    def together(self, tokens: Sequence[int], rows: Sequence[tuple[int, int]]) -> list[int]:
-        """Compute rows of (length, tokens a step) in the same steps, each one begun a step after the one before it.
+    def together(self, tokens: Sequence[int], rows: Sequence[Sequence[int]]) -> list[int]:
+        """Compute rows in the same steps, each by its chunks, and begun a step after the one before it.
 
         Returns the number of rows in each step.
         """
-        for row, (length, _) in enumerate(rows):
-            self.driver.open(row, tokens[:length])
+        for row, chunks in enumerate(rows):
+            self.driver.open(row, tokens[: sum(chunks)])
         numbers: list[int] = []
-        while True:
-            works = [
-                Work(row, start, min(size, length - start))
-                for row, (length, size) in enumerate(rows)
-                if 0 <= (start := size * (len(numbers) - row)) < length
-            ]
-            if not works:
-                return numbers
+        while works := [
+            Work(row, sum(chunks[: len(numbers) - row]), chunks[len(numbers) - row])
+            for row, chunks in enumerate(rows)
+            if 0 <= len(numbers) - row < len(chunks)
+        ]:
             self.step(*works)
             numbers.append(len(works))
+        return numbers
 
     def decode(self, row: int, start: int, count: int) -> list[int]:
         """Compute `count` tokens one after another, the first at position `start`."""

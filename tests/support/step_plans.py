@@ -101,6 +101,11 @@ class PlanDriver:
         )
 
 
+def chunks_of(length: int, size: int) -> list[int]:
+    """Return the chunks of a text that is computed so many tokens at a time."""
+    return [min(size, length - start) for start in range(0, length, size)]
+
+
 def shuffled(count: int) -> list[int]:
     """Return the numbers of blocks, in an order that is the same in each run."""
     blocks = list(range(count))
