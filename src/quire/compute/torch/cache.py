@@ -138,7 +138,8 @@ class TorchCache:
         (num_places, room), end = content.shape, content.numel()
         used = self.spec.used_bytes(self.spec.groups[group])
         of_places = [sum(used[2 * place : 2 * place + 2]) for place in range(num_places)]
-        rest = None if self.draft is None else self.draft.read_block(block, group, buffer[end:])
+        # The layers of a draft model use the blocks of the first group; those of others only have room for them.
+        rest = None if self.draft is None else self.draft.read_block(block, 0, buffer[end:])
 
         def finish() -> None:
             if arrived is not None:
@@ -160,7 +161,7 @@ class TorchCache:
             data.numpy().data.cast("B")[:] = buffer[: content.numel()]
             content.copy_(data, non_blocking=True)  # torch keeps page-locked memory until it has been copied
         if self.draft is not None:
-            self.draft.write_block(block, group, buffer[content.numel() :])
+            self.draft.write_block(block, 0, buffer[content.numel() :])
 
     def _content(self, block: int, group: int) -> torch.Tensor:
         return self._allocated()[0].pool.content[: self.spec.places_of(self.spec.groups[group]), block]
