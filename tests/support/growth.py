@@ -11,7 +11,8 @@ NOISE_S = 0.002
 def is_linear(work: Callable[[int], object], size: int) -> bool:
     """Return whether four times the size is far less than sixteen times the work, in the best of several tries."""
     least = {size: float("inf"), 4 * size: float("inf")}
-    for _ in range(6):  # both sizes in turns: other work on the machine slows both
+    for attempt in range(20):  # both sizes in turns: other work on the machine slows both, often for a second or more
+        time.sleep(0.02 * attempt)
         for each in (size, 4 * size):
             began_s = time.thread_time()
             work(each)
