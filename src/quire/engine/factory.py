@@ -274,8 +274,9 @@ def plan_engine(config: EngineConfig) -> EngineBlueprint:
     Raises `CheckpointError` for a model that cannot be run, `InvalidConfigError` for settings that do not fit it or
     this machine.
     """
-    source, images = _model_source(config.model, config.mmproj), config.mmproj != NO_IMAGES
-    model = read_model(source, config.max_model_len, images=images).with_image_limit(config.max_image_patches)
+    source = _model_source(config.model, config.mmproj)
+    model = read_model(source, config.max_model_len, images=config.mmproj != NO_IMAGES)
+    model = model.with_image_limit(config.max_image_patches)
     guessing = with_auto_layer(config, model, source)
     if guessing is not config:
         with suppress(DoesNotFitError):
@@ -285,7 +286,6 @@ def plan_engine(config: EngineConfig) -> EngineBlueprint:
 
 def _planned(config: EngineConfig, model: ModelDescription, source: ModelSource) -> EngineBlueprint:
     """Return the plan of an engine for a model that has been read."""
-    images = config.mmproj != NO_IMAGES
     model = replace(model, spec=model.spec.with_guesses(config.max_drafts))
     if config.guesses_by_model:
         model = with_draft_model(config, model)
@@ -316,7 +316,7 @@ def _planned(config: EngineConfig, model: ModelDescription, source: ModelSource)
         error.flags = error.flags or flags_that_fit(config, partial(_require_fit, model))
         raise
     failpoints = tuple(parse_failpoints(os.environ.get(FAILPOINTS_VARIABLE, "")))
-    notices = place_notices(config.model, model.source, images=images) + model.notices
+    notices = place_notices(config.model, model.source, images=config.mmproj != NO_IMAGES) + model.notices
     notices += _quantization_notices(model, backend.facts) + _dtype_notices(model, backend.facts)
     notices += (notice,) if notice else ()
     notices += step_log_notices(config.step_log) + _disk_notices(config)

@@ -25,10 +25,9 @@ MOST_RATIO: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class Qwen2VLLayout:
-    """Implements `Layout`. `cell`: the pixels of an edge for one token."""
+    """Implements `Layout`. `bounds`: of the pixels of an image. `cell`: the pixels of an edge for one token."""
 
-    min_pixels: int
-    max_pixels: int
+    bounds: tuple[float, float]
     cell: int
     filter: int
     marker: str = MARKER
@@ -48,12 +47,12 @@ class Qwen2VLLayout:
         most = min(most, settings.max_patches * patch**2)  # makers allow more than an engine has memory for
         if least > most or (merged * patch) ** 2 > most:
             raise settings.error("max_pixels", most, f"{max(least, (merged * patch) ** 2)} or more")
-        return cls(least, most, merged * patch, settings.filter(BICUBIC))
+        return cls((least, most), merged * patch, settings.filter(BICUBIC))
 
     def plan(self, height: int, width: int) -> Plan:
         """Return the text and tokens of an image of this size."""
         height, width = self._resized(height, width)
-        return Plan(MARKER, ((MARKER,) * (height // self.cell * (width // self.cell)),))
+        return Plan(self.marker, ((self.marker,) * (height // self.cell * (width // self.cell)),))
 
     def tiles(self, image: Image) -> Sequence[Image]:
         """Return the image, resized to complete patches."""
@@ -63,4 +62,4 @@ class Qwen2VLLayout:
     def _resized(self, height: int, width: int) -> tuple[int, int]:
         if max(height, width) > MOST_RATIO * min(height, width):
             raise ValueError(f"an image at most {MOST_RATIO} times as long as wide")
-        return within_pixels((height, width), self.cell, (self.min_pixels, self.max_pixels))
+        return within_pixels((height, width), self.cell, self.bounds)
