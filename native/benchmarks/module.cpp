@@ -45,7 +45,9 @@ class ProductBenchmark {
                                  .num_inputs = static_cast<int>(rows.shape(1))};
         const std::optional<StoredType> as = codes.empty() ? from.type : block_type_named(codes);
         if (!as) throw std::invalid_argument("codes are int8_groups or int4, not " + codes);
-        for (PackedMatrix& matrix : matrices_) matrix.pack(kernels, &team, memory_, from, *as);
+        for (PackedMatrix& matrix : matrices_) {
+            matrix.pack(kernels, &team, memory_, from, *as, PackedMatrix::Form::kSmallest);
+        }
     }
 
     ProductBenchmark(const ProductBenchmark&) = delete;

@@ -141,7 +141,7 @@ void set_matrix(Decoder& decoder, const std::string& part, int layer, int expert
     const MatrixRows from = rows_of(rows, blocks);
     const StoredType as = codes.empty() ? from.type : block_type_of(codes);
     nb::gil_scoped_release release;
-    matrix.pack(decoder.kernels(), &decoder.team(), decoder.weights.memory, from, as);
+    matrix.pack(decoder.kernels(), &decoder.team(), decoder.weights.memory, from, as, PackedMatrix::Form::kSmallest);
 }
 
 void set_bias(Decoder& decoder, const std::string& part, int layer, int expert, const Array<const float, 1>& bias) {
@@ -486,7 +486,8 @@ std::vector<std::string> kernel_names() {
 
 void bind_decoder(nb::module_& module) {
     nb::class_<Kernels>(module, "Kernels", "The kernels of one instruction set.")
-        .def_prop_ro("name", [](const Kernels& kernels) { return std::string(kernels.name); });
+        .def_prop_ro("name", [](const Kernels& kernels) { return std::string(kernels.name); })
+        .def_ro("has_compact", &Kernels::has_compact, "Whether matrices of bfloat16 can take 12 bits a number.");
     module.def("kernels", &kernels_named, nb::arg("name"), nb::rv_policy::reference,
                "The kernels of an instruction set that this machine has.");
     module.def("kernel_names", &kernel_names,

@@ -23,6 +23,12 @@ std::byte* Arena::take(std::size_t num_bytes) {
     return piece.memory.data() + piece.num_used - wanted;
 }
 
+void Arena::give_back(const void* first) {
+    if (first == nullptr) return;
+    Piece& piece = pieces_.back();
+    piece.num_used = static_cast<const std::byte*>(first) - piece.memory.data();
+}
+
 std::vector<MemoryRange> Arena::ranges() const {
     std::vector<MemoryRange> ranges;
     for (const Piece& piece : pieces_) ranges.push_back({piece.memory.data(), piece.num_used});

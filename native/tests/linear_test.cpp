@@ -101,19 +101,31 @@ struct GroupProduct {
     std::int64_t sum, sum_of_row;
 };
 
+// How a matrix is stored: its type, and whether bfloat16 becomes compact.
+struct Stored {
+    Stored(StoredType as, bool compact = false) : as(as), compact(compact) {}
+
+    NumberType packed() const { return compact ? NumberType::kCompact : quire::packed_type(as); }
+
+    StoredType as;
+    bool compact;
+};
+
 // A random matrix: as numbers, as rows, and packed as a stored type. Codes are made from floats; with a bias, from
 // bfloat16 rows. Each form has memory of exactly its size, so that the address sanitizer detects a read past the end.
 struct Matrix {
-    Matrix(const Kernels& kernels, StoredType as, int num_outputs, int num_inputs, bool with_bias, Random& random)
-        : Matrix(kernels, as, num_outputs, num_inputs,
-                 random.numbers(static_cast<std::size_t>(num_outputs) * num_inputs),
-                 as == StoredType::kBfloat16 || (with_bias && quire::has_blocks(as)) ? StoredType::kBfloat16
-                                                                                     : StoredType::kFloat32) {
+    Matrix(const Kernels& kernels, Stored stored, int num_outputs, int num_inputs, bool with_bias, Random& random)
+        : Matrix(kernels, stored, num_outputs, num_inputs,
+                 numbers_for(stored, static_cast<std::size_t>(num_outputs) * num_inputs, random),
+                 stored.as == StoredType::kBfloat16 || (with_bias && quire::has_blocks(stored.as))
+                     ? StoredType::kBfloat16
+                     : StoredType::kFloat32) {
         if (with_bias) set_bias(random);
     }
-    Matrix(const Kernels& kernels, StoredType as, int num_outputs, int num_inputs, std::vector<float> numbers,
+    Matrix(const Kernels& kernels, Stored stored, int num_outputs, int num_inputs, std::vector<float> numbers,
            StoredType row_type)
-        : arithmetic(kernels, quire::packed_type(as)), values(std::move(numbers)), as(as) {
+        : arithmetic(kernels, stored.packed()), values(std::move(numbers)), as(stored.as) {
+        view.type = stored.packed();
         rows.type = row_type;
         given.resize(values.size() * (row_type == StoredType::kFloat32 ? 4 : 2));
         for (std::size_t i = 0; i < values.size(); ++i) {
@@ -133,6 +145,7 @@ struct Matrix {
     // With random blocks, whose scales are small numbers of either sign.
     Matrix(const Kernels& kernels, StoredType as, int num_outputs, int num_inputs, Random& random)
         : arithmetic(kernels, NumberType::kCoded), values(static_cast<std::size_t>(num_outputs) * num_inputs), as(as) {
+        view.type = NumberType::kCoded;
         const std::size_t bytes = quire::row_bytes(as, num_inputs),
                           block = quire::row_bytes(as, quire::block_inputs(as));
         rows.type = as;
@@ -214,8 +227,12 @@ struct Matrix {
             }
             return view.bias == nullptr ? sum : sum + bias[output];
         }
+        const auto is_exception = [&](int i) {
+            const float size = std::fabs(value(output, i));
+            return view.type == NumberType::kCompact && size != 0.0F && (size < 0x1.0p-20F || size > 1.0F);
+        };
         const auto add = [&](float& to, int i) {
-            to = arithmetic.add(to, arithmetic.taken(row.numbers[i]), value(output, i));
+            to = arithmetic.add(to, arithmetic.taken(row.numbers[i]), is_exception(i) ? 0.0F : value(output, i));
         };
         const int together = arithmetic.tiles ? 32 : arithmetic.together;
         for (int start = 0; start < view.num_inputs; start += together) {
@@ -226,6 +243,10 @@ struct Matrix {
                 sum += parts[0] + parts[1];
             } else {
                 for (int i = end - 1; i >= start; --i) add(sum, i);
+            }
+            // At the end of a chunk.
+            for (int i = start / 256 * 256; (end % 256 == 0 || end == view.num_inputs) && i < end; ++i) {
+                if (is_exception(i)) sum += arithmetic.taken(row.numbers[i]) * value(output, i);
             }
         }
         return view.bias == nullptr ? sum : sum + bias[output];
@@ -246,10 +267,20 @@ struct Matrix {
     MatrixView view;
 
   private:
+    // Numbers of a compact matrix have one of eight exponents, or are exceptions: a few are far smaller or larger.
+    static std::vector<float> numbers_for(Stored stored, std::size_t count, Random& random) {
+        std::vector<float> numbers = random.numbers(count);
+        for (std::size_t i = 0; stored.compact && i < count; ++i) {
+            numbers[i] = std::copysign(std::clamp(std::fabs(numbers[i]), 0x1.0p-7F, 0.99F), numbers[i]);
+            const int kind = random.below(700);
+            if (kind < 3) numbers[i] *= kind == 0 ? 0.0F : kind == 1 ? 0x1.0p-40F : 0x1.0p30F;
+        }
+        return numbers;
+    }
+
     // Packs the rows. `code(output, start, count)` writes the codes of some inputs to coded[output].back().
     template <typename Code>
     void pack(const Kernels& kernels, int num_outputs, int num_inputs, Code code) {
-        view.type = quire::packed_type(as);
         view.num_outputs = rows.num_outputs = num_outputs;
         view.num_inputs = rows.num_inputs = num_inputs;
         if (view.type == NumberType::kCoded) view.coding = quire::coding_of(as);
@@ -340,8 +371,11 @@ void expect_rows(const Kernels& kernels, const Matrix& matrix) {
                matrix.view.num_inputs);
     }
     std::vector<std::byte> piecewise(matrix.panels.size(), std::byte{0xee});
-    for (int panel = matrix.view.num_panels() - 1; panel >= 0; --panel) {
-        kernels.pack_panels(matrix.rows, matrix.view, matrix.as, piecewise.data(), panel, 1);
+    // The panels of a compact group are packed together.
+    const int together = matrix.view.type == NumberType::kCompact ? 4 : 1, num_panels = matrix.view.num_panels();
+    for (int panel = (num_panels - 1) / together * together; panel >= 0; panel -= together) {
+        const int count = std::min(together, num_panels - panel);
+        kernels.pack_panels(matrix.rows, matrix.view, matrix.as, piecewise.data(), panel, count);
     }
     expect(piecewise == matrix.panels, "%s %s: %d x %d packed panel by panel", kernels.name, matrix.name(),
            matrix.view.num_outputs, matrix.view.num_inputs);
@@ -409,7 +443,7 @@ void test_coded_layout(const Kernels& kernels, const Matrix& matrix) {
            matrix.view.num_outputs, matrix.view.num_inputs);
 }
 
-void test_packing(const Kernels& kernels, StoredType type) {
+void test_packing(const Kernels& kernels, Stored type) {
     Random random(1);
     for (const Shape& shape : kShapes) {
         const Matrix matrix(kernels, type, shape.num_outputs, shape.num_inputs, false, random);
@@ -418,8 +452,9 @@ void test_packing(const Kernels& kernels, StoredType type) {
             test_coded_layout(kernels, matrix);
             continue;
         }
+        if (type.compact) continue;
         const auto value_at = [&](std::size_t place) {
-            if (type == StoredType::kFloat32) return reinterpret_cast<const float*>(matrix.panels.data())[place];
+            if (type.as == StoredType::kFloat32) return reinterpret_cast<const float*>(matrix.panels.data())[place];
             return quire::testing::from_bfloat16(reinterpret_cast<const std::uint16_t*>(matrix.panels.data())[place]);
         };
         // [out / 64][in / together][4 panels][16 outputs][together]
@@ -517,7 +552,7 @@ void expect_edges(const Kernels& kernels, const Matrix& matrix, const std::vecto
     }
 }
 
-void test_linear(const Kernels& kernels, StoredType type) {
+void test_linear(const Kernels& kernels, Stored type) {
     Random random(2);
     for (const Shape& shape : kShapes) {
         for (const bool with_bias : {false, true}) {
@@ -553,7 +588,7 @@ void test_linear(const Kernels& kernels, StoredType type) {
 }
 
 // Every sum has the bits of the plain sum, with rows and inputs for several blocks and chunks.
-void test_order_of_sums(const Kernels& kernels, StoredType type) {
+void test_order_of_sums(const Kernels& kernels, Stored type) {
     Random random(6);
     for (const Shape& shape : {Shape{70, 1}, Shape{37, 255}, Shape{150, 256}, Shape{270, 257}, Shape{21, 1100}}) {
         const Matrix matrix(kernels, type, shape.num_outputs, shape.num_inputs, true, random);
@@ -601,7 +636,7 @@ double factor_of(double up, Activation activation) {
     return activation == Activation::kClampedSwiglu ? std::clamp(up, -7.0, 7.0) + 1.0 : up;
 }
 
-void test_gated_linear(const Kernels& kernels, StoredType type) {
+void test_gated_linear(const Kernels& kernels, Stored type) {
     Random random(3);
     for (const Shape& shape : kShapes) {
         for (const Activation activation : {Activation::kSilu, Activation::kGeluTanh, Activation::kGelu,
@@ -703,7 +738,7 @@ void test_neighbours(const Products& multiply, const std::vector<float>& input, 
     }
 }
 
-void test_same_bits(const Kernels& kernels, StoredType type) {
+void test_same_bits(const Kernels& kernels, Stored type) {
     Random random(4);
     const Matrix matrix(kernels, type, 150, 37, true, random), up(kernels, type, 150, 37, true, random);
     const int stride = stride_of(matrix), num_inputs = matrix.view.num_inputs;
@@ -730,7 +765,7 @@ void test_same_bits(const Kernels& kernels, StoredType type) {
 
 // Two things change no column except the padding: any numbers in the padding before it is accumulated into, and an
 // infinite input, which turns the padding's zeros into NaN.
-void test_padding_is_harmless(const Kernels& kernels, StoredType type) {
+void test_padding_is_harmless(const Kernels& kernels, Stored type) {
     Random random(5);
     const Matrix matrix(kernels, type, 21, 30, false, random);
     const int stride = stride_of(matrix);
@@ -745,6 +780,37 @@ void test_padding_is_harmless(const Kernels& kernels, StoredType type) {
         expect(!std::isfinite(clean[column]), "%s %s: an infinite input shows in column %d", kernels.name,
                matrix.name(), column);
     }
+}
+
+// Every bfloat16 is unpacked as it was, and numbers of too many sizes do not fit.
+void test_what_is_compact(const Kernels& kernels) {
+    constexpr int kNumInputs = 512, kNumOutputs = 64, kMostExceptions = 55;
+    std::vector<std::uint16_t> rows(static_cast<std::size_t>(kNumInputs) * kNumOutputs);
+    MatrixView view = {.type = NumberType::kCompact, .num_outputs = kNumOutputs, .num_inputs = kNumInputs};
+    const quire::MatrixRows from = {rows.data(), StoredType::kBfloat16, kNumOutputs, kNumInputs};
+    std::vector<std::byte> panels(kernels.packed_bytes(view));
+    view.panels = panels.data();
+    const auto packs = [&] { return kernels.pack_panels(from, view, StoredType::kBfloat16, panels.data(), 0, 4); };
+    expect(panels.size() < rows.size() * 2 * 0.77, "%s: compact matrices are smaller", kernels.name);
+    std::vector<float> row(kNumInputs);
+    for (int first = 0; first < 65536; first += 300) {
+        // One number of 15 adjacent exponents everywhere, except for 50 of every kind: NaN, infinite, subnormal.
+        for (std::size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<std::uint16_t>(0x3f00 + i * 7919 % 1920);
+        for (int i = 0; i < 50; ++i) rows[i * 6 + 256] = static_cast<std::uint16_t>(first + i * 6);
+        expect(packs(), "%s: 50 numbers from %d on have no room", kernels.name, first);
+        for (int output = 0; output < kNumOutputs; ++output) {
+            kernels.unpack_row(view, output, row.data());
+            for (int i = 0; i < kNumInputs; ++i) {
+                const float number = quire::testing::from_bfloat16(rows[output * kNumInputs + i]);
+                expect(same_bits(&row[i], &number, 1), "%s: number %d of output %d", kernels.name, i, output);
+            }
+        }
+    }
+    std::fill(rows.begin(), rows.end(), 0x3f80);
+    for (int i = 0; i < kMostExceptions; ++i) rows[i] = 0x4f80;
+    expect(packs(), "%s: no room for %d exceptions", kernels.name, kMostExceptions);
+    rows[kMostExceptions] = 0x4f80;
+    expect(!packs(), "%s: room for too many exceptions", kernels.name);
 }
 
 // Rows that need care as codes: zeros, very small and very large numbers, ties, and numbers that are not finite.
@@ -790,7 +856,7 @@ void test_int8_edges(const Kernels& kernels) {
 
 // NaN weights, in the second group of panels and in one panel of the first, reach only their own outputs: the zeros
 // that fill up inputs are not multiplied by weights of other panels.
-void test_weights_stay_apart(const Kernels& kernels, StoredType type) {
+void test_weights_stay_apart(const Kernels& kernels, Stored type) {
     Random random(7);
     const Matrix matrix(kernels, type, 150, 37, false, random);
     quire::MatrixRows from = matrix.rows;
@@ -798,12 +864,14 @@ void test_weights_stay_apart(const Kernels& kernels, StoredType type) {
     std::vector<std::byte> rows(150 * row_bytes), panels(matrix.panels.size());
     std::memcpy(rows.data(), from.data, rows.size());
     from.data = rows.data();
-    const auto is_nan = [](int output) { return output / 16 == 2 || output >= 64; };
+    const auto is_nan = [](int output) { return output / 16 == 2 || output >= 104; };
+    // A compact group has room for one NaN of each output.
+    const std::size_t nan_bytes = type.compact ? sizeof(std::uint16_t) : row_bytes;
     for (int output = 0; output < 150; ++output) {
-        if (is_nan(output)) std::memset(rows.data() + output * row_bytes, 0xff, row_bytes);
+        if (is_nan(output)) std::memset(rows.data() + output * row_bytes, 0xff, nan_bytes);
     }
     MatrixView view = matrix.view;
-    kernels.pack_panels(from, view, type, panels.data(), 0, view.num_panels());
+    kernels.pack_panels(from, view, type.as, panels.data(), 0, view.num_panels());
     view.panels = panels.data();
     const int stride = stride_of(matrix);
     for (const int num_rows : {1, 20}) {
@@ -826,8 +894,10 @@ void test_weights_stay_apart(const Kernels& kernels, StoredType type) {
 
 int main() {
     quire::testing::for_each_kernels([](const Kernels& kernels) {
-        for (const StoredType type :
-             {StoredType::kFloat32, StoredType::kBfloat16, StoredType::kQ8_0, StoredType::kQ4_1}) {
+        for (const Stored type :
+             {Stored(StoredType::kFloat32), Stored(StoredType::kBfloat16), Stored(StoredType::kBfloat16, true),
+              Stored(StoredType::kQ8_0), Stored(StoredType::kQ4_1)}) {
+            if (type.compact && !kernels.has_compact) continue;
             test_packing(kernels, type);
             test_linear(kernels, type);
             test_order_of_sums(kernels, type);
@@ -839,6 +909,7 @@ int main() {
         for (int type = static_cast<int>(StoredType::kQ4_0); type <= static_cast<int>(StoredType::kIq4Xs); ++type) {
             test_blocks(kernels, static_cast<StoredType>(type));
         }
+        if (kernels.has_compact) test_what_is_compact(kernels);
         test_mixed_gate(kernels);
         test_int8_edges(kernels);
     });

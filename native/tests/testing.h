@@ -88,7 +88,7 @@ inline bool same_bits(const std::vector<float>& one, const std::vector<float>& o
 }
 
 inline const char* name_of(NumberType type) {
-    constexpr const char* kNames[] = {"float32", "bfloat16", "coded"};
+    constexpr const char* kNames[] = {"float32", "bfloat16", "compact", "coded"};
     return kNames[static_cast<int>(type)];
 }
 
@@ -189,13 +189,13 @@ struct Int4Head {
 // Whether a set multiplies matrices of a type in tiles.
 inline bool multiplies_tiles(const Kernels& kernels, NumberType type) {
     const std::string_view name = kernels.name;
-    return type == NumberType::kBfloat16 && (name == "amx" || name == "amx_emulated");
+    return (type == NumberType::kBfloat16 || type == NumberType::kCompact) && (name == "amx" || name == "amx_emulated");
 }
 
 // Whether a set multiplies pairs of bfloat16, so that the other factor is rounded to bfloat16 too.
 inline bool multiplies_pairs(const Kernels& kernels, NumberType type) {
-    return multiplies_tiles(kernels, type) ||
-           (type == NumberType::kBfloat16 && std::string_view(kernels.name) == "avx512_bf16");
+    return multiplies_tiles(kernels, type) || ((type == NumberType::kBfloat16 || type == NumberType::kCompact) &&
+                                               std::string_view(kernels.name) == "avx512_bf16");
 }
 
 inline bool multiplies_pairs(const Kernels& kernels, KvType type) {

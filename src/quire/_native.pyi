@@ -25,6 +25,9 @@ class Kernels:
 
     @property
     def name(self) -> str: ...
+    @property
+    def has_compact(self) -> bool:
+        """Whether matrices of bfloat16 can take 12 bits a number."""
 
 def kernels(name: str) -> Kernels:
     """The kernels of an instruction set that this machine has."""

@@ -27,7 +27,7 @@ def advice(line: str, capsys: pytest.CaptureFixture[str]) -> str:
 @pytest.mark.parametrize(
     ("line", "fits"),
     [
-        ("quire plan llama-3.1-8b --memory 16800MiB --max-model-len 16384", " --kv-dtype int8"),
+        ("quire plan llama-3.1-8b --memory 13400MiB --max-model-len 16384", " --kv-dtype int8"),
         ("quire plan llama-3.1-8b --memory 9GiB", " --weights int8"),
         ("quire plan llama-3.1-8b --memory 6GiB --weights auto", " --weights int4"),
     ],

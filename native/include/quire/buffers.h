@@ -53,6 +53,8 @@ class Arena {
   public:
     // Returns uninitialised memory, aligned to a cache line. Throws std::bad_alloc.
     std::byte* take(std::size_t num_bytes);
+    // Takes back what was taken last, from `first` on; null: nothing.
+    void give_back(const void* first);
 
     // The memory allocated so far.
     std::vector<MemoryRange> ranges() const;

@@ -190,9 +190,13 @@ struct Bounds {
 // A matrix in panels, with its bias.
 class PackedMatrix {
   public:
+    // Whether bfloat16 becomes compact: if that takes less memory, and all numbers fit.
+    enum class Form { kPlain, kSmallest };
+
     // `as` is the type of the rows, or the type of codes to make from floats (make_codes). The panels are in `memory`.
     // Without a team, the calling thread packs alone. Throws std::bad_alloc.
-    void pack(const Kernels& kernels, ThreadTeam* team, Arena& memory, const MatrixRows& rows, StoredType as);
+    void pack(const Kernels& kernels, ThreadTeam* team, Arena& memory, const MatrixRows& rows, StoredType as,
+              Form form = Form::kPlain);
     void set_bias(const float* bias, int count);
     void set_bounds(const Bounds& bounds) { bounds_ = bounds; }
     const std::optional<Bounds>& bounds() const { return bounds_; }
@@ -201,6 +205,8 @@ class PackedMatrix {
     std::size_t num_bytes() const { return panel_bytes_ + bias_.size() * sizeof(float); }
 
   private:
+    bool fill(const Kernels& kernels, ThreadTeam* team, Arena& memory, const MatrixRows& rows, StoredType as);
+
     MatrixView shape_;
     std::size_t panel_bytes_ = 0;
     Buffer<float> bias_;

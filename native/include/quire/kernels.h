@@ -7,6 +7,7 @@
 //     a matrix [out, in]     panels of 16 outputs, the last one padded, in groups of four panels:
 //                                float32, bfloat16    [out / 64][in][4][16]
 //                                bfloat16 in pairs    [out / 64][in / 2][4][16][2]
+//                                compact              [out / 64][in / 256][bfloat16 in 12 bits: compact.h]
 //                                coded                [out / 64][in / 256][codes and their scales: coded.h]
 //     keys of one head       groups of 16 tokens: [block_size / 16][steps][16][inputs of a step]
 //     values of one head     with value_stride = head_dim rounded up to a multiple of 16:
@@ -45,8 +46,8 @@ constexpr int kAttentionTile = 64;
 
 QUIRE_INLINE constexpr int round_up(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }
 
-// The numbers of a matrix; coded: with a Coding.
-enum class NumberType { kFloat32, kBfloat16, kCoded };
+// The numbers of a matrix; compact: bfloat16 in 12 bits; coded: with a Coding.
+enum class NumberType { kFloat32, kBfloat16, kCompact, kCoded };
 
 QUIRE_INLINE constexpr std::size_t bytes_of(NumberType type) {
     return type == NumberType::kFloat32 ? 4 : type == NumberType::kBfloat16 ? 2 : 1;
@@ -422,16 +423,20 @@ struct Kernels {
     const char* name;
     // Whether matrices of bfloat16 take rows of bfloat16.
     bool multiplies_pairs;
+    // Whether matrices can be compact.
+    bool has_compact;
 
     QUIRE_INLINE RowForms forms_for(NumberType type) const {
-        return {type == NumberType::kCoded, type == NumberType::kBfloat16 && multiplies_pairs};
+        const bool is_bfloat16 = type == NumberType::kBfloat16 || type == NumberType::kCompact;
+        return {type == NumberType::kCoded, is_bfloat16 && multiplies_pairs};
     }
 
     // Bytes of a matrix in panels.
     std::size_t (*packed_bytes)(const MatrixView& matrix);
     // Packs rows into panels first_panel … of the matrix, which has the shape of the rows. `as` determines the packed
-    // type: the rows' own, or codes made from floats (make_codes).
-    void (*pack_panels)(const MatrixRows& rows, const MatrixView& matrix, StoredType as, void* panels, int first_panel,
+    // type: the rows' own, or codes made from floats (make_codes). Compact panels are packed by groups of four; false:
+    // their numbers do not fit into this form.
+    bool (*pack_panels)(const MatrixRows& rows, const MatrixView& matrix, StoredType as, void* panels, int first_panel,
                         int num_panels);
     // Reads one row of a packed matrix as floats, for embeddings.
     void (*unpack_row)(const MatrixView& matrix, int row, float* output);

@@ -81,6 +81,13 @@ inline void store(float* to, const Floats& value) {
 }
 
 // bfloat16 is the upper half of a float.
+inline float widened(std::uint16_t number) {
+    const std::uint32_t bits = static_cast<std::uint32_t>(number) << 16;
+    float result;
+    std::memcpy(&result, &bits, sizeof result);
+    return result;
+}
+
 inline Floats load(const std::uint16_t* from) {
     Floats result;
 #if defined(__AVX512F__)

@@ -1,6 +1,7 @@
 // Blocks and tiles: cut a product for the caches and the registers of one core (see linear.cpp).
 #pragma once
 
+#include "compact.h"
 #include "panels.h"
 #include "quire/simd.h"
 
@@ -9,7 +10,6 @@ namespace quire::QUIRE_ISA {
 constexpr int kBlockRows = 64, kBlockPanels = 16;
 // The most groups of the panels of a block, for one matrix or two.
 constexpr int kBlockGroups = kBlockPanels / kGroupPanels + 2;
-constexpr int kChunkInputs = 256;
 // kTileRows: the rows of most tiles. kMostTileRows: up to this many rows go through a chunk as one tile. tile_panels:
 // the most panels of a tile. Each sum takes kParts of the 32 (AVX-512) or 16 registers, and so do the weights of a
 // panel.
@@ -33,14 +33,55 @@ struct Fetch {
     std::size_t pace;  // for each step and panel
 };
 
+// The weights of a tile, step by step.
+template <typename Number>
+struct StepWeights {
+    static constexpr int kLeastPanels = 1;  // of a tile
+    static constexpr std::size_t kPanelBytes = kPanelWidth * Step<Number>::kInputs * sizeof(Number);
+
+    const Number* from;
+    std::size_t step;
+
+    StepWeights after(int num_panels) const { return {from + num_panels * kPanelWidth * Step<Number>::kInputs, step}; }
+
+    template <int kPanels>
+    QUIRE_INLINE void next(typename Step<Number>::Vector (&weights)[kPanels]) {
+        QUIRE_UNROLLED for (int p = 0; p < kPanels; ++p) {
+            weights[p] = Step<Number>::weights(from + p * kPanelWidth * Step<Number>::kInputs);
+        }
+        from += step;
+    }
+};
+
+// Four panels, which are in the same registers.
+template <>
+struct StepWeights<Compact> {
+#if defined(__AVX2__)
+    static constexpr int kLeastPanels = kGroupPanels;
+    static constexpr std::size_t kPanelBytes = kRecordBytes / kGroupPanels;
+
+    const std::byte* from;
+    Exponents exponents;
+
+    StepWeights after(int) const { return *this; }
+
+    QUIRE_INLINE void next(Step<Compact>::Vector (&weights)[kGroupPanels]) {
+        Register panels[kGroupPanels];
+        widen(from, exponents, panels);
+        QUIRE_UNROLLED for (int p = 0; p < kGroupPanels; ++p) weights[p] = Step<Compact>::vector_of(panels[p]);
+        from += kRecordBytes;
+    }
+#endif
+};
+
 template <typename Number>
 struct Tile {
     const typename Step<Number>::Input* rows;
     std::size_t row_stride;
-    const Number* weights;
-    std::size_t weight_step;
+    StepWeights<Number> weights;
     int num_steps;
-    Floats (*sums)[kBlockPanels];
+    Floats* sums;
+    int sums_stride;
     Fetch fetch;
 };
 
@@ -73,23 +114,23 @@ class StepInputs {
 template <int kRows, int kPanels, typename Number>
 void multiply(const Tile<Number>& tile) {
     using Each = Step<Number>;
-    constexpr int kPanelNumbers = kPanelWidth * Each::kInputs;
     // How often to prefetch. With few rows memory is the limit: once for each step and panel. bfloat16 then asks twice
     // for most lines, which helps, because a busy processor drops prefetches. With more rows fewer instructions count:
     // once for each line, after every fourth step.
     constexpr bool kMemoryBound = kRows <= 2;
     constexpr int kSteps = kMemoryBound ? 1 : 4;
-    constexpr int kPrefetches = kMemoryBound ? kPanels : kSteps * kPanels * kPanelNumbers * sizeof(Number) / kLineBytes;
+    constexpr int kPrefetches =
+        kMemoryBound ? kPanels : kSteps * kPanels * StepWeights<Number>::kPanelBytes / kLineBytes;
     StepInputs<kRows, typename Each::Input> inputs(tile.rows, tile.row_stride);
-    const Number* from = tile.weights;
+    StepWeights<Number> stream = tile.weights;
     typename Each::Sum sums[kRows][kPanels];
     QUIRE_UNROLLED for (int r = 0; r < kRows; ++r) {
-        QUIRE_UNROLLED for (int p = 0; p < kPanels; ++p) sums[r][p] = Each::sum_from(tile.sums[r][p]);
+        QUIRE_UNROLLED for (int p = 0; p < kPanels; ++p) sums[r][p] =
+            Each::sum_from(tile.sums[r * tile.sums_stride + p]);
     }
     const auto step = [&]() __attribute__((always_inline)) {
         typename Each::Vector weights[kPanels];
-        QUIRE_UNROLLED for (int p = 0; p < kPanels; ++p) weights[p] = Each::weights(from + p * kPanelNumbers);
-        from += tile.weight_step;
+        stream.next(weights);
         QUIRE_UNROLLED for (int r = 0; r < kRows; ++r) {
             const auto input = Each::input(inputs.of(r));
             QUIRE_UNROLLED for (int p = 0; p < kPanels; ++p) sums[r][p] = Each::add(sums[r][p], input, weights[p]);
@@ -109,21 +150,33 @@ void multiply(const Tile<Number>& tile) {
     }
     for (; left > 0; --left) step();
     QUIRE_UNROLLED for (int r = 0; r < kRows; ++r) {
-        QUIRE_UNROLLED for (int p = 0; p < kPanels; ++p) tile.sums[r][p] = to_floats(sums[r][p]);
+        QUIRE_UNROLLED for (int p = 0; p < kPanels; ++p) tile.sums[r * tile.sums_stride + p] = to_floats(sums[r][p]);
     }
 }
 
 // Multiplies a tile of at most kRows rows and kPanels panels.
-template <int kRows, int kPanels, typename AnyTile>
-void multiply_tile(const AnyTile& tile, int num_rows, int num_panels) {
+template <int kRows, int kPanels, typename Number>
+void multiply_tile(const Tile<Number>& tile, int num_rows, int num_panels) {
     if (num_rows < kRows) {
         if constexpr (kRows > 1) multiply_tile<kRows - 1, kPanels>(tile, num_rows, num_panels);
     } else if (num_panels < kPanels) {
-        if constexpr (kPanels > 1) multiply_tile<kRows, kPanels - 1>(tile, num_rows, num_panels);
+        if constexpr (kPanels > StepWeights<Number>::kLeastPanels)
+            multiply_tile<kRows, kPanels - 1>(tile, num_rows, num_panels);
     } else if constexpr (kPanels <= tile_panels(kRows)) {
         multiply<kRows, kPanels>(tile);
     }
 }
+
+// The rows of the tiles of a block.
+template <typename Number>
+struct TileRows {
+    static constexpr int kEach = kTileRows, kMost = kMostTileRows;
+};
+// Registers also have the bytes of exponents.
+template <>
+struct TileRows<Compact> {
+    static constexpr int kEach = 5, kMost = 5;
+};
 
 // The panels of a block, of one matrix or two, and the first panel of the next block.
 template <typename Number>

@@ -11,6 +11,11 @@ const Kernels& kernels() {
     static constexpr Kernels kKernels = {
         .name = QUIRE_NAME(QUIRE_ISA),
         .multiplies_pairs = Step<std::uint16_t>::kInputs == 2,
+#if defined(__AVX2__)
+        .has_compact = true,
+#else
+        .has_compact = false,
+#endif
         .packed_bytes = packed_bytes,
         .pack_panels = pack_panels,
         .unpack_row = unpack_row,

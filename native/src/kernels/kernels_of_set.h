@@ -32,7 +32,7 @@ namespace quire::QUIRE_ISA {
 using namespace QUIRE_REST;
 
 std::size_t packed_bytes(const MatrixView& matrix);
-void pack_panels(const MatrixRows& rows, const MatrixView& matrix, StoredType as, void* panels, int first_panel,
+bool pack_panels(const MatrixRows& rows, const MatrixView& matrix, StoredType as, void* panels, int first_panel,
                  int num_panels);
 void unpack_row(const MatrixView& matrix, int row, float* output);
 void round_row(const LinearInput& input, RowForms forms, int num_inputs, int row);

@@ -55,6 +55,81 @@ class BlockRows<std::uint16_t> {
     const RoundedRows rounded_;
     const int first_row_;
 };
+
+template <>
+class BlockRows<Compact> : public BlockRows<std::uint16_t> {
+    using BlockRows<std::uint16_t>::BlockRows;
+};
+#endif
+
+// The next chunk, prefetched during a chunk.
+struct NextChunk {
+    const char* from;
+    std::size_t num_bytes;
+};
+
+// The rows of a block, times chunks.
+template <typename Number>
+class ChunkProduct {
+  public:
+    ChunkProduct(const LinearInput& input, int first_row, int num_rows)
+        : tiles_(num_rows),
+          rows_(input, first_row),
+          num_rows_(num_rows),
+          num_tiles_(num_rows <= TileRows<Number>::kMost ? 1 : pieces_of(num_rows, TileRows<Number>::kEach)) {}
+
+    // Adds to `sums` the products with some panels of the chunk that begins with an input.
+    void add(const StepWeights<Number>& weights, int count, int input, int steps, Floats* sums, int sums_stride,
+             const NextChunk& next) const {
+        const int most_panels = tile_panels(pieces_of(num_rows_, num_tiles_));
+        const int panels_each = pieces_of(count, pieces_of(count, most_panels));
+        std::size_t offset = 0;
+        const std::size_t pace = (next.num_bytes << 8) / (steps * num_tiles_ * count);
+        for (int t = 0; t < num_tiles_; ++t) {
+            const int row = num_rows_ * t / num_tiles_, end = num_rows_ * (t + 1) / num_tiles_;
+            for (int p = 0; p < count; p += panels_each) {
+                const int num_panels = least(panels_each, count - p);
+                multiply_tile<TileRows<Number>::kMost, kGroupPanels>(Tile<Number>{.rows = rows_.at(row, input),
+                                                                                  .row_stride = rows_.stride(),
+                                                                                  .weights = weights.after(p),
+                                                                                  .num_steps = steps,
+                                                                                  .sums = sums + row * sums_stride + p,
+                                                                                  .sums_stride = sums_stride,
+                                                                                  .fetch = {next.from, offset, pace}},
+                                                                     end - row, num_panels);
+                offset += pace * steps * num_panels;
+            }
+        }
+    }
+
+    // A number of a row, as products take it, of the chunk that begins with an input.
+    float number(int row, int input, int index) const { return number_at(rows_.at(row, input), index); }
+
+  private:
+    static float number_at(const float* row, int index) { return row[index]; }
+    static float number_at(const std::uint32_t* pairs, int index) {
+        return widened(static_cast<std::uint16_t>(pairs[index / 2] >> index % 2 * 16));
+    }
+
+    const BlockTiles<Number> tiles_;
+    const BlockRows<Number> rows_;
+    const int num_rows_, num_tiles_;
+};
+
+#if QUIRE_HAS_TILES
+// For any number of rows, because this unit adds in its own order.
+template <>
+void ChunkProduct<std::uint16_t>::add(const StepWeights<std::uint16_t>& weights, int count, int input, int steps,
+                                      Floats* sums, int sums_stride, const NextChunk& next) const {
+    static_assert(kChunkInputs % (kTileSteps * Step<std::uint16_t>::kInputs) == 0);
+    tiles_.add({.rows = rows_.at(0, input),
+                .row_stride = rows_.stride(),
+                .weights = {.first = weights.from, .step = weights.step, .count = count},
+                .num_steps = steps,
+                .sums = reinterpret_cast<float*>(sums),
+                .sums_stride = static_cast<std::size_t>(sums_stride) * kPanelWidth,
+                .next = next.from});
+}
 #endif
 
 // sums[r][p] = the products of the first rows of `input` with the 16 outputs of each panel
@@ -62,22 +137,19 @@ template <typename Number>
 class BlockProduct {
   public:
     BlockProduct(const MatrixView& matrix, const BlockPanels<Number>& panels, const LinearInput& input, int first_row,
-                 int num_rows, BlockSums& sums)
-        : tiles_(num_rows),
-          rows_(input, first_row),
-          num_rows_(num_rows),
-          num_tiles_(num_rows <= kMostTileRows ? 1 : pieces_of(num_rows, kTileRows)),
-          sums_(sums) {
+                 int num_rows, BlockSums& sums) {
+        const ChunkProduct<Number> product(input, first_row, num_rows);
         for (int r = 0; r < num_rows; ++r) {
             for (Floats& sum : sums[r]) sum = broadcast(0.0F);
         }
         for (int g = 0, panel = 0; g < panels.num_groups; panel += panels.groups[g++].count) {
             const Panels<Number>& group = panels.groups[g];
             const char* next_group = bytes_at(g + 1 < panels.num_groups ? panels.groups[g + 1] : panels.next, 0);
-            for (int input = 0; input < matrix.num_inputs; input += kChunkInputs) {
-                const int left = matrix.num_inputs - input;
-                const char* next = left > kChunkInputs ? bytes_at(group, input + kChunkInputs) : next_group;
-                add_chunk(group, panel, input, num_steps<Number>(least(kChunkInputs, left)), next);
+            for (int start = 0; start < matrix.num_inputs; start += kChunkInputs) {
+                const int left = matrix.num_inputs - start, steps = num_steps<Number>(least(kChunkInputs, left));
+                const char* next = left > kChunkInputs ? bytes_at(group, start + kChunkInputs) : next_group;
+                product.add({group.at(start / Step<Number>::kInputs), group.step}, group.count, start, steps,
+                            &sums[0][panel], kBlockPanels, {next, steps * group.step * sizeof(Number)});
             }
         }
     }
@@ -86,53 +158,101 @@ class BlockProduct {
     static const char* bytes_at(const Panels<Number>& group, int input) {
         return reinterpret_cast<const char*>(group.at(input / Step<Number>::kInputs));
     }
+};
 
-    void add_chunk(const Panels<Number>& group, int panel, int input, int steps, const char* next) {
-        constexpr int kInputs = Step<Number>::kInputs;
-        const int most_panels = tile_panels(pieces_of(num_rows_, num_tiles_));
-        const int panels_each = pieces_of(group.count, pieces_of(group.count, most_panels));
-        std::size_t offset = 0;
-        const std::size_t pace = (group.step * sizeof(Number) << 8) / (num_tiles_ * group.count);
-        for (int t = 0; t < num_tiles_; ++t) {
-            const int row = num_rows_ * t / num_tiles_, end = num_rows_ * (t + 1) / num_tiles_;
-            for (int p = 0; p < group.count; p += panels_each) {
-                const int num_panels = least(panels_each, group.count - p);
-                multiply_tile<kMostTileRows, kGroupPanels>(
-                    Tile<Number>{.rows = rows_.at(row, input),
-                                 .row_stride = rows_.stride(),
-                                 .weights = group.at(input / kInputs) + p * kPanelWidth * kInputs,
-                                 .weight_step = group.step,
-                                 .num_steps = steps,
-                                 .sums = reinterpret_cast<Floats(*)[kBlockPanels]>(&sums_[row][panel + p]),
-                                 .fetch = {next, offset, pace}},
-                    end - row, num_panels);
-                offset += pace * steps * num_panels;
+#if defined(__AVX2__)
+template <>
+struct BlockPanels<Compact> {
+    struct Group : CompactGroup {
+        int place, count;  // of the panels of the block in it
+    };
+
+    Group groups[kBlockGroups];
+    CompactGroup next;
+    int num_groups = 0;
+
+    BlockPanels(const MatrixView& matrix, int next_panel) : next(compact_group_of(matrix, next_panel)) {}
+
+    void add(const MatrixView& matrix, int panel, int count) {
+        for (const int end = panel + count; panel < end; panel += groups[num_groups++].count) {
+            const int place = panel % kGroupPanels;
+            groups[num_groups] = {compact_group_of(matrix, panel), place, least(kGroupPanels - place, end - panel)};
+        }
+    }
+};
+
+// Up to this many rows, weights are widened in registers; for more, once for all rows, in the nearest cache. The tiles
+// of a matrix unit are read from memory.
+#if QUIRE_HAS_TILES
+constexpr int kMostRowsInRegisters = 0;
+#elif defined(__AVX512F__)
+constexpr int kMostRowsInRegisters = kBlockRows;
+#else
+constexpr int kMostRowsInRegisters = 1;
+#endif
+
+// The products of all four panels of each group, because they are in the same registers.
+template <>
+class BlockProduct<Compact> {
+  public:
+    BlockProduct(const MatrixView& matrix, const BlockPanels<Compact>& panels, const LinearInput& input, int first_row,
+                 int num_rows, BlockSums& sums)
+        : product_(input, first_row, num_rows), widened_(input, first_row, num_rows), num_rows_(num_rows) {
+        for (int g = 0, panel = 0; g < panels.num_groups; panel += panels.groups[g++].count) {
+            const BlockPanels<Compact>::Group& group = panels.groups[g];
+            const std::byte* next_group = (g + 1 < panels.num_groups ? panels.groups[g + 1] : panels.next).first;
+            for (int r = 0; r < num_rows; ++r) {
+                for (Floats& sum : sums_[r]) sum = broadcast(0.0F);
+            }
+            for (int start = 0; start < matrix.num_inputs; start += kChunkInputs) {
+                const int left = matrix.num_inputs - start;
+                add_chunk(group.at(start), start, num_steps<Compact>(least(kChunkInputs, left)),
+                          left > kChunkInputs ? group.at(start + kChunkInputs) : next_group);
+            }
+            for (int r = 0; r < num_rows; ++r) {
+                for (int p = 0; p < group.count; ++p) sums[r][panel + p] = sums_[r][group.place + p];
             }
         }
     }
 
-    const BlockTiles<Number> tiles_;
-    const BlockRows<Number> rows_;
-    const int num_rows_, num_tiles_;
-    BlockSums& sums_;
-};
+  private:
+    void add_chunk(const std::byte* chunk, int start, int steps, const std::byte* next_chunk) {
+        const auto& head = *reinterpret_cast<const CompactHead*>(chunk);
+        const std::byte* records = chunk + sizeof head;
+        const NextChunk next = {reinterpret_cast<const char*>(next_chunk),
+                                sizeof head + steps * std::size_t{kRecordBytes}};
+        if (num_rows_ <= kMostRowsInRegisters) {
+            product_.add({records, Exponents(head)}, kGroupPanels, start, steps, sums_[0], kGroupPanels, next);
+        } else {
+            alignas(kLineBytes) std::uint16_t numbers[kChunkInputs * kGroupPanels * kPanelWidth];
+            const Exponents exponents(head);
+            for (int i = 0; i < steps; ++i) {
+                Register panels[kGroupPanels];
+                widen(records + i * kRecordBytes, exponents, panels);
+                std::memcpy(numbers + i * kRecordNumbers, panels, sizeof panels);
+            }
+            widened_.add({numbers, kRecordNumbers}, kGroupPanels, start, steps, sums_[0], kGroupPanels, next);
+        }
+        for (int i = 0; i < head.num_exceptions; ++i) add_exception(head.exceptions[i], start);
+    }
 
-#if QUIRE_HAS_TILES
-// For any number of rows, because this unit adds in its own order.
-template <>
-void BlockProduct<std::uint16_t>::add_chunk(const Panels<std::uint16_t>& group, int panel, int input, int steps,
-                                            const char* next) {
-    constexpr int kInputs = Step<std::uint16_t>::kInputs;
-    static_assert(kChunkInputs % (kTileSteps * kInputs) == 0);
-    tiles_.add({.rows = rows_.at(0, input),
-                .row_stride = rows_.stride(),
-                .weights = {.first = group.at(input / kInputs), .step = group.step, .count = group.count},
-                .num_steps = steps,
-                .sums = reinterpret_cast<float*>(&sums_[0][panel]),
-                .sums_stride = kBlockPanels * kPanelWidth,
-                .next = next});
-}
-#endif
+    void add_exception(const CompactHead::Exception& exception, int start) {
+        constexpr int kInputs = Step<Compact>::kInputs;
+        const int place = exception.place, lane = place / kInputs % kPanelWidth;
+        const int index = place / kRecordNumbers * kInputs + place % kInputs;
+        const float weight = widened(exception.number);
+        for (int r = 0; r < num_rows_; ++r) {
+            Floats& sum = sums_[r][place / kRegisterNumbers % kGroupPanels];
+            sum.part[lane / kPartLanes][lane % kPartLanes] += widened_.number(r, start, index) * weight;
+        }
+    }
+
+    const ChunkProduct<Compact> product_;
+    const ChunkProduct<std::uint16_t> widened_;
+    const int num_rows_;
+    Floats sums_[kBlockRows][kGroupPanels];
+};
+#endif  // __AVX2__
 
 namespace {
 
@@ -235,6 +355,10 @@ void with_number(const MatrixView& matrix, Work work) {
             return work(float());
         case NumberType::kBfloat16:
             return work(std::uint16_t());
+#if defined(__AVX2__)
+        case NumberType::kCompact:
+            return work(Compact());
+#endif
         default:
             return work(Coded());
     }

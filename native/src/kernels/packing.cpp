@@ -2,12 +2,14 @@
 //
 // Codes are packed 256 inputs of a panel at a time, which fit into the first cache: they are read or made output by
 // output, transposed in registers, and written in whole lines.
+#include <algorithm>
 #include <cstddef>
 #include <cstring>
 
 #include "coded.h"
 #include "kernels_of_set.h"
 #include "make_codes.h"
+#include "make_compact.h"
 #include "quire/simd.h"
 
 namespace quire::QUIRE_ISA {
@@ -101,6 +103,47 @@ void pack_of(const Number* rows, const MatrixView& matrix, int first_panel, int 
         }
     }
 }
+
+#if defined(__AVX2__)
+// False: some numbers have no room.
+bool pack_compact(const std::uint16_t* rows, const MatrixView& matrix, int first_panel, int num_panels) {
+    const std::size_t num_inputs = matrix.num_inputs;
+    alignas(kLineBytes) std::uint16_t numbers[kChunkInputs * kGroupPanels * kPanelWidth];
+    for (int first = first_panel; first < first_panel + num_panels; first += kGroupPanels) {
+        for (int start = 0; start < matrix.num_inputs; start += kChunkInputs) {
+            const int end = least(matrix.num_inputs, start + kChunkInputs);
+            for (int p = 0; p < kGroupPanels; ++p) {
+                const std::size_t output = static_cast<std::size_t>(first + p) * kPanelWidth;
+                const int filled = std::clamp(matrix.num_outputs - static_cast<int>(output), 0, kPanelWidth);
+                const Panels<std::uint16_t> place = {numbers + p * kRegisterNumbers, kRecordNumbers, 1};
+                fill_panel<std::uint16_t>(place, {rows + output * num_inputs + start, num_inputs, filled, 0}, 0,
+                                          end - start);
+            }
+            std::byte* chunk = const_cast<std::byte*>(compact_group_of(matrix, first).at(start));
+            if (!put_chunk(numbers, num_steps<std::uint16_t>(end - start), chunk)) return false;
+        }
+    }
+    return true;
+}
+
+void unpack_compact(const MatrixView& matrix, int row, float* output) {
+    constexpr int kInputs = Step<Compact>::kInputs;
+    const int first = row % (kGroupPanels * kPanelWidth) * kInputs;  // the place of the row's numbers in a record
+    const auto is_of_row = [&](int place) { return place % kRecordNumbers / kInputs * kInputs == first; };
+    for (int start = 0; start < matrix.num_inputs; start += kChunkInputs) {
+        const std::byte* chunk = compact_group_of(matrix, row / kPanelWidth).at(start);
+        const auto& head = *reinterpret_cast<const CompactHead*>(chunk);
+        for (int i = 0; i < least(kChunkInputs, matrix.num_inputs - start); ++i) {
+            const std::byte* record = chunk + sizeof head + i / kInputs * kRecordBytes;
+            output[start + i] = widened(number_in(record, head, first + i % kInputs));
+        }
+        for (int k = 0; k < head.num_exceptions; ++k) {
+            const auto [place, number] = head.exceptions[k];
+            if (is_of_row(place)) output[start + place / kRecordNumbers * kInputs + place % kInputs] = widened(number);
+        }
+    }
+}
+#endif
 
 // The lane of an output in a chunk of coded panels.
 struct CodedLane {
@@ -279,13 +322,7 @@ void unpack_coded(const MatrixView& matrix, int row, float* output) {
 }
 
 float as_float(float weight) { return weight; }
-
-float as_float(std::uint16_t weight) {
-    const std::uint32_t bits = static_cast<std::uint32_t>(weight) << 16;
-    float value;
-    std::memcpy(&value, &bits, sizeof value);
-    return value;
-}
+float as_float(std::uint16_t weight) { return widened(weight); }
 
 template <typename Number>
 void unpack_of(const MatrixView& matrix, int row, float* output) {
@@ -301,22 +338,33 @@ std::size_t packed_bytes(const MatrixView& matrix) {
             return panel_bytes<float>(matrix);
         case NumberType::kBfloat16:
             return panel_bytes<std::uint16_t>(matrix);
+#if defined(__AVX2__)
+        case NumberType::kCompact:
+            return compact_bytes(matrix);
+#endif
         default:
             return coded_bytes(matrix);
     }
 }
 
-void pack_panels(const MatrixRows& rows, const MatrixView& matrix, StoredType as, void* panels, int first_panel,
+bool pack_panels(const MatrixRows& rows, const MatrixView& matrix, StoredType as, void* panels, int first_panel,
                  int num_panels) {
     MatrixView packed = matrix;
     packed.panels = panels;
     switch (matrix.type) {
         case NumberType::kFloat32:
-            return pack_of(static_cast<const float*>(rows.data), packed, first_panel, num_panels);
+            pack_of(static_cast<const float*>(rows.data), packed, first_panel, num_panels);
+            return true;
         case NumberType::kBfloat16:
-            return pack_of(static_cast<const std::uint16_t*>(rows.data), packed, first_panel, num_panels);
+            pack_of(static_cast<const std::uint16_t*>(rows.data), packed, first_panel, num_panels);
+            return true;
+#if defined(__AVX2__)
+        case NumberType::kCompact:
+            return pack_compact(static_cast<const std::uint16_t*>(rows.data), packed, first_panel, num_panels);
+#endif
         default:
-            return pack_coded(rows, packed, as, first_panel, num_panels);
+            pack_coded(rows, packed, as, first_panel, num_panels);
+            return true;
     }
 }
 
@@ -326,6 +374,10 @@ void unpack_row(const MatrixView& matrix, int row, float* output) {
             return unpack_of<float>(matrix, row, output);
         case NumberType::kBfloat16:
             return unpack_of<std::uint16_t>(matrix, row, output);
+#if defined(__AVX2__)
+        case NumberType::kCompact:
+            return unpack_compact(matrix, row, output);
+#endif
         default:
             return unpack_coded(matrix, row, output);
     }

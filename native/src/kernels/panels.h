@@ -12,6 +12,7 @@
 namespace quire::QUIRE_ISA {
 
 constexpr int kGroupPanels = 4;
+constexpr int kChunkInputs = 256;  // which a block takes at a time, see linear.cpp
 
 // One panel, or several adjacent ones of a group.
 template <typename Number>

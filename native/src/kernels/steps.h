@@ -58,7 +58,9 @@ struct Step<std::uint16_t> {
     static constexpr int kInputs = 1;
 
     static Vector weights(const std::uint16_t* from) {
-        const __m256i pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+        return widened(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+    }
+    static Vector widened(__m256i pairs) {
         const __m256i upper = _mm256_set1_epi32(static_cast<int>(0xffff0000U));
         return {_mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16)), _mm256_castsi256_ps(_mm256_and_si256(pairs, upper))};
     }

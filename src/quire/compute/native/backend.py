@@ -83,12 +83,13 @@ class NativeBackend:
             kv_spec=block_spec(model, settings),
             weight_bytes=sum(_weight_bytes(each, dtype, config) for each in models)
             + model.scorer_bytes
-            + (0 if model.vision is None else vision_bytes(model.vision, dtype, _kept(model))),
+            + (0 if model.vision is None else vision_bytes(model.vision, dtype, _kept(model), compact=_has_compact())),
             activation_bytes=activation_bytes(model.spec, settings)
             + sum(activation_bytes(each.spec, settings.of_draft()) for each in models[1:])
             + sum(joined_row_bytes(each.spec) * config.max_num_batched_tokens for each in models[1:])
             + (0 if model.vision is None else _image_bytes(model.vision, model.spec, settings)),
             block_types=tuple(sorted(set(block_types.values()))),
+            compact=_has_compact() and dtype == "bfloat16",
             makes_vectors=True,
             adapter_bytes=adapter_bytes(model, config, dtype),
         )
@@ -119,8 +120,12 @@ def _kept(model: ModelDescription) -> Mapping[str, str]:
 def _weight_bytes(model: ModelDescription, dtype: str, config: ResolvedConfig) -> int:
     """Return the bytes of the weights in memory."""
     block_types = _block_types(model, config)
-    num_bytes = weight_bytes(model.spec, dtype, in_groups(config.weights), block_types)
+    num_bytes = weight_bytes(model.spec, dtype, in_groups(config.weights), block_types, compact=_has_compact())
     return num_bytes - _table_bytes(model, dtype, block_types) + _bias_bytes(model.spec)
+
+
+def _has_compact() -> bool:
+    return kernels_for(None).has_compact
 
 
 def _bias_bytes(spec: DecoderSpec) -> int:

@@ -92,14 +92,16 @@ def _check(checkpoint: WeightFile, name: str, shape: tuple[int, ...], *, of_one:
     checkpoint.require_floats(name)
 
 
-def vision_bytes(spec: VisionSpec, dtype: str, block_types: Mapping[str, str] = MappingProxyType({})) -> int:
-    """Return the bytes of the weights in memory, those of the tower included."""
+def vision_bytes(
+    spec: VisionSpec, dtype: str, block_types: Mapping[str, str] = MappingProxyType({}), *, compact: bool = False
+) -> int:
+    """Return the bytes of the weights in memory, those of the tower included; `compact`: as in `weight_bytes`."""
     tensors = own_tensors(spec)
     matrices = {each.weight for each, _ in spec.products()}
     num_bytes = sum(
         math.prod(shape) * NUMBER_BYTES[dtype if name in matrices else "float32"] for name, shape in tensors.items()
     )
-    return num_bytes + weight_bytes(spec.tower, dtype, "auto", block_types)
+    return num_bytes + weight_bytes(spec.tower, dtype, "auto", block_types, compact=compact)
 
 
 def _matrix(matrix: Matrix, checkpoint: WeightFile, dtype: str) -> PartWeights:

@@ -31,6 +31,8 @@ from quire.core.executor import NoteLoaded
 
 MAX_TENSORS_NAMED: Final = 3
 NUMBER_BYTES: Final = {"float32": 4, "bfloat16": 2}
+COMPACT_HEAD_BYTES: Final = 256  # for 256 inputs of 64 outputs
+COMPACT_NUMBER_BYTES: Final = 1.5 + COMPACT_HEAD_BYTES / (256 * 64)
 DTYPES: Final = ("float32", "bfloat16")
 WEIGHTS: Final = ("auto", "widened", *MADE)
 PRODUCTS: Final = frozenset(
@@ -124,14 +126,16 @@ def weight_bytes(
     dtype: str = "float32",
     weights: str = "auto",
     block_types: Mapping[str, str] = MappingProxyType({}),
+    *,
+    compact: bool = False,
 ) -> int:
     """Return the bytes of a model's weights in memory; O(parts), counting one expert per layer if none has blocks.
 
     If the checkpoint has `dtype` it is mapped, and these bytes are pages of its files. `block_types` are the
-    checkpoint's, for weights that stay as they are stored.
+    checkpoint's, for weights that stay as they are stored. `compact`: matrices of bfloat16 take 12 bits a number.
     """
     _check_numbers(dtype, weights)
-    of = _Stored(dtype, weights, block_types)
+    of = _Stored(dtype, weights, block_types, compact and dtype == "bfloat16")
     num_bytes = sum(place.num_bytes(of) for place in _model_places(spec))
     for layer in range(len(spec.layers)):
         num_bytes += sum(place.num_bytes(of) for place in _layer_places(spec, layer))
@@ -141,6 +145,21 @@ def weight_bytes(
             of_expert = sum(place.num_bytes(of) for place in _expert_places(spec, layer, expert))
             num_bytes += count // num_counted * of_expert
     return num_bytes
+
+
+def compact_bytes(num_outputs: int, num_inputs: int) -> int:
+    """Return the bytes of a matrix of bfloat16 on the CPU, which is compact if that takes less memory.
+
+    See native/src/kernels/compact.h; if some numbers do not fit, the matrix takes all 16 bits of each.
+
+    >>> compact_bytes(1024, 1024) / (1024 * 1024)  # bytes of a number
+    1.515625
+    >>> compact_bytes(16, 16)
+    512
+    """
+    groups, chunks = -(-num_outputs // 64), -(-num_inputs // 256)
+    compact = groups * (chunks * COMPACT_HEAD_BYTES + 64 * 3 // 2 * num_inputs)
+    return min(compact, num_outputs * num_inputs * NUMBER_BYTES["bfloat16"])
 
 
 def is_product(spec: DecoderSpec, part: Part) -> bool:
@@ -192,6 +211,7 @@ class _Stored:
     dtype: str
     weights: str
     block_types: Mapping[str, str]
+    compact: bool = False
 
     def codes_of(self, part: Part) -> str:
         """Return the kind of codes that a matrix becomes; empty if it stays numbers."""
@@ -243,6 +263,8 @@ class _Place:
         codes = (of.codes_of(self.part) if self.is_product else "") or self.kept_blocks(of)
         if codes:
             return rows * coded_row_bytes(codes, self.shape.weight[1]) + bias
+        if of.compact and self.is_product:
+            return compact_bytes(rows, math.prod(self.shape.weight[1:])) + bias
         return math.prod(self.shape.weight) * NUMBER_BYTES[self.dtype(of.dtype)] + bias
 
     def head_names(self) -> list[str]:

@@ -351,7 +351,7 @@ def _size_of(step: Step) -> int:
 
 
 def cropped(grid: tuple[int, int], num_rows: int) -> tuple[int, int] | None:
-    """Return the lines and columns that are left of a grid if it has this many rows; None if no part of it has.
+    """Return the lines and columns that are left of a grid with this many rows; None if no part has as many.
 
     >>> cropped((4, 6), 28), cropped((4, 6), 14), cropped((4, 6), 12), cropped((4, 6), 13)
     ((4, 6), (2, 6), (4, 2), None)
