@@ -47,8 +47,9 @@ class BackendFacts:
     """The facts about an engine that are known before it is loaded.
 
     `weights`: the format of the matrices, as `weight_bytes` names it; `block_types`: of the matrices that stay as
-    their file stores them. `compact`: matrices of bfloat16 take 12 bits a number. `makes_vectors`: whether the engine can pool hidden states. `adapter_bytes`: the memory for
-    adapters; `adapter_room`: its slots, if each adapter takes one.
+    their file stores them; `compact`: matrices of bfloat16 take 12 bits a number. `makes_vectors`: whether the engine
+    can pool hidden states. `adapter_bytes`: the memory for adapters; `adapter_room`: its slots, if each adapter takes
+    one.
     """
 
     name: str
