@@ -32,7 +32,6 @@ from quire.core.executor import NoteLoaded
 MAX_TENSORS_NAMED: Final = 3
 NUMBER_BYTES: Final = {"float32": 4, "bfloat16": 2}
 COMPACT_HEAD_BYTES: Final = 256  # for 256 inputs of 64 outputs
-COMPACT_NUMBER_BYTES: Final = 1.5 + COMPACT_HEAD_BYTES / (256 * 64)
 DTYPES: Final = ("float32", "bfloat16")
 WEIGHTS: Final = ("auto", "widened", *MADE)
 PRODUCTS: Final = frozenset(

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from quire.cli.model_shapes import shape_of
 from quire.compute.backend import BackendFacts
 from quire.compute.models import ModelDescription
-from quire.compute.weights.decoder_weights import COMPACT_NUMBER_BYTES, NUMBER_BYTES
+from quire.compute.weights.decoder_weights import weight_bytes
 from quire.simulate.model_shape import ModelShape
 
 
@@ -59,8 +59,10 @@ def model_costs(model: ModelDescription, facts: BackendFacts) -> ModelCosts | No
     if model.spec.experts is not None:
         return None
     shape = shape_of(model.architecture, model, facts)
-    parts = shape.layers + shape.head
-    read = parts.read_bytes(facts.dtype, facts.weights)
-    if facts.compact and facts.weights == "auto":
-        read -= round((parts.matrices - parts.kept) * (NUMBER_BYTES["bfloat16"] - COMPACT_NUMBER_BYTES))
+    read = (shape.layers + shape.head).read_bytes(facts.dtype, facts.weights)
+    if facts.compact and not facts.block_types:
+        plain, compact = (
+            weight_bytes(model.spec, facts.dtype, facts.weights, compact=compact) for compact in (False, True)
+        )
+        read -= plain - compact
     return ModelCosts(shape, read, facts.kv_spec.bytes_per_layer_token)
