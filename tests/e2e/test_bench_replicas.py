@@ -11,6 +11,7 @@ import pytest
 from quire import cli
 from quire.core.config import MemoryConfig, SchedulerConfig
 from quire.core.kv_spec import KVCacheSpec, KVGroup
+from quire.instruments.bench import replicas
 from quire.instruments.bench.replica_predictions import Figures, read_log
 from quire.simulate.cost.fitted import FittedCost
 from quire.simulate.cost.linear import LinearCost
@@ -22,18 +23,22 @@ from quire.simulate.workload.lengths import UniformLengths
 from quire.simulate.workload.offered import OpenLoop
 
 
-def test_streams_of_a_lost_engine_end_with_the_same_texts(tmp_path: Path) -> None:
+def test_streams_of_a_lost_engine_end_with_the_same_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replicas, "NUM_ENGINES", 2)
     out = tmp_path / "run.json"
-    line = f"bench replicas --only loss --streams 6 --output-tokens 300 --repeat 1 --json {out}"
+    line = f"bench replicas --only loss --streams 3 --output-tokens 300 --repeat 1 --json {out}"
     assert cli.main(line.split()) == cli.DONE
     samples = json.loads(out.read_text())["samples"]["When an engine is lost"]
     assert set(samples) == {"calm", "killed", "restarted"}
     for turns in samples.values():
         (turn,) = turns
-        assert (turn["num_lost"], turn["num_changed"], len(turn["pauses_s"])) == (0, 0, 6)
+        assert (turn["num_lost"], turn["num_changed"], len(turn["pauses_s"])) == (0, 0, 3)
 
 
-def test_streams_that_are_refused_are_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_streams_that_are_refused_are_said(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replicas, "NUM_ENGINES", 1)
     line = "bench replicas --only loss --streams 2 --output-tokens 100000 --repeat 1"
     assert cli.main(line.split()) == 1
     assert "streams ended before all had started: 400: " in capsys.readouterr().err
@@ -43,7 +48,7 @@ def test_one_engine_and_two_run_the_same_requests(tmp_path: Path, capsys: pytest
     out, workload = tmp_path / "run.json", tmp_path / "small.jsonl"
     lines = [{"id": number, "prompt_token_ids": [300 + number] * 20, "max_tokens": 8} for number in range(6)]
     workload.write_text("\n".join(map(json.dumps, lines)))
-    line = f"bench replicas --only speed --shape tiny --workload {workload} --limit 4 --repeat 2 --json {out}"
+    line = f"bench replicas --only speed --shape tiny --workload {workload} --limit 4 --repeat 2 --kv-memory 8MiB --json {out}"
     assert cli.main(line.split()) == cli.DONE
     assert "4 requests of small.jsonl at once over HTTP" in capsys.readouterr().out
     samples = json.loads(out.read_text())["samples"]["Two engines"]
@@ -61,8 +66,8 @@ def test_a_workload_is_served_and_simulated(tmp_path: Path) -> None:
     out, workload = tmp_path / "run.json", tmp_path / "small.jsonl"
     lines = [{"prompt_token_ids": [7] * 32 + [number] * 8, "max_tokens": 4} for number in range(6)]
     workload.write_text("\n".join(map(json.dumps, lines)))
-    line = f"bench replicas --only predictions --shape tiny --workload {workload} --record 0.4 --repeat 1 --json {out}"
-    assert cli.main(line.split()) == cli.DONE
+    line = f"bench replicas --only predictions --shape tiny --workload {workload} --record 0.4 --repeat 1"
+    assert cli.main([*line.split(), "--kv-memory", "8MiB", "--json", str(out)]) == cli.DONE
     samples = json.loads(out.read_text())["samples"]["Predicted"]
     for manner in ("at once", "as they come"):
         (measured,), (predicted,) = samples[manner]["measured"], samples[manner]["predicted"]

@@ -24,9 +24,9 @@ from quire.routing import scaling
 from support.deltas import outputs_of
 from support.waiting import run, until
 
-NUM_STREAMS = 36
+NUM_STREAMS = 18
 SEARCH = 5  # of six, the stream that tells nothing before its end
-CONFIG = EngineConfig(model="guide", kv_memory="8MiB", num_threads=1, max_num_seqs=16)
+CONFIG = EngineConfig(model="guide", kv_memory="8MiB", num_threads=1, max_num_seqs=8)
 SUBJECTS = ("block table", "prefix cache", "scheduler", "worker")
 
 
@@ -39,7 +39,7 @@ def wanted(number: int) -> SamplingParams:
         {"temperature": 0.9, "grammar": Grammar.regex("([a-z]{2,7} ){20,30}\\.")},
         {"temperature": 0.0, "n": 1, "best_of": 3, "beam_search": True, "max_tokens": 30},
     ]
-    return SamplingParams(**{"seed": number, "max_tokens": 400, "ignore_eos": number % 6 < 3} | kinds[number % 6])
+    return SamplingParams(**{"seed": number, "max_tokens": 200, "ignore_eos": number % 6 < 3} | kinds[number % 6])
 
 
 def prompt(number: int) -> str:

@@ -22,7 +22,7 @@ from quire.engine.replicas.replica_set import AT_FAULT
 from support.live_lines import LiveLines
 from support.served_process import ServedProcess, served_process
 
-NUM_STREAMS = 15
+NUM_STREAMS = 6
 MOST_KILLS = 10
 WANTED: list[dict[str, Any]] = [
     {"temperature": 0.9, "logprobs": 1},
@@ -34,7 +34,7 @@ WANTED: list[dict[str, Any]] = [
 def body(number: int) -> dict[str, Any]:
     return {
         "prompt": f"{number}. A block table " * (1 + number % 4),
-        "max_tokens": 700,
+        "max_tokens": 400,
         "ignore_eos": True,
         "seed": number,
         "stream": True,

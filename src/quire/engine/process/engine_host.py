@@ -154,6 +154,7 @@ class EngineHost:
         thread = EngineThread(client, callbacks, self._clock)
         self._thread = thread
         gc.freeze()  # these objects stay alive; do not scan every block of the pool
+        gc.enable()
         self._connection.send(ready)
         self._obey(thread)
         _exit_after(CLOSING_S)
@@ -247,6 +248,7 @@ def main(descriptor: int) -> int:
     """Serve over an inherited socket; return the exit status."""
     for ignored in (signal.SIGINT, signal.SIGTERM):
         signal.signal(ignored, signal.SIG_IGN)
+    gc.disable()  # until the engine is built: imports and blocks make many objects, which all stay
     thread_output()
     connection = MessageSocket(socket.socket(fileno=descriptor))
     try:

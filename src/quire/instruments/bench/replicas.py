@@ -26,7 +26,7 @@ from typing import Final
 from quire.core.config import EngineConfig
 from quire.core.errors import ExecutionError, InvalidConfigError
 from quire.engine.factory import plan_engine
-from quire.instruments.bench.flags import SHAPES, add_choices, add_count, add_seconds, count
+from quire.instruments.bench.flags import SHAPES, add_choices, add_count, add_seconds, add_size, count
 from quire.instruments.bench.load_run import LoadResult, LoadRun, Target, run_batch
 from quire.instruments.bench.measured_server import first_model
 from quire.instruments.bench.offered_load import COMPLETIONS
@@ -68,6 +68,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--shape", metavar="NAME", choices=SHAPES, default="qwen3-0.6b", help="model shape; default: qwen3-0.6b"
     )
+    add_size(parser, "kv-memory", "2GiB", "KV memory for speed and predictions")
     add_seconds(parser, "record", 60.0, "seconds of traffic to record steps for predictions, before and after")
     add_seconds(parser, "duration", 120.0, "simulated seconds of traffic for routing")
     add_count(parser, "repeat", 5, "repetitions")
@@ -246,7 +247,11 @@ def _offered(options: argparse.Namespace) -> Iterator[tuple[EngineConfig, Worklo
         folder = Path(parent) / options.shape
         write_random_checkpoint(folder, options.shape)
         config = EngineConfig(
-            model=str(folder), kv_memory="2GiB", touch_kv_memory="start", max_num_seqs=2 * ROWS, num_threads=2
+            model=str(folder),
+            kv_memory=options.kv_memory,
+            touch_kv_memory="start",
+            max_num_seqs=2 * ROWS,
+            num_threads=2,
         )
         vocab_size = plan_engine(replace(config, skip_tokenizer_init=True)).vocab_size
         write_byte_tokenizer(folder, vocab_size)

@@ -28,8 +28,9 @@ def engine_killed(stage: Stage) -> str:
     """F10: the engine's process is killed; readiness reports it, it restarts, and the stream continues unchanged."""
     with stage.serving(ServerSpec.of(max_num_seqs=32)) as server:
         server.may_lose_bystanders = True
-        calm, engine = _text(server), engine_process(server.process)
-        with _stream(server) as stream:
+        num_tokens = 500 if stage.is_quick else LONG["max_tokens"]
+        calm, engine = _text(server, num_tokens), engine_process(server.process)
+        with _stream(server, num_tokens) as stream:
             events = stream.read_events(3)
             os.kill(engine, signal.SIGKILL)
             noticed_s = wait_until(lambda: not server.is_ready(), "reporting that it is not ready", TRUTH_S)
@@ -64,12 +65,13 @@ def worker_lost(stage: Stage) -> str:
     return f"{num_continued:.0f} texts continued elsewhere; {ended}"
 
 
-def _stream(server: TortureServer) -> Stream:
-    return Stream(server.address, "/v1/completions", {"model": server.model, **LONG, "seed": 7})
+def _stream(server: TortureServer, num_tokens: int = LONG["max_tokens"]) -> Stream:
+    body = {"model": server.model, **LONG, "max_tokens": num_tokens, "seed": 7}
+    return Stream(server.address, "/v1/completions", body)
 
 
-def _text(server: TortureServer) -> str:
-    with _stream(server) as stream:
+def _text(server: TortureServer, num_tokens: int = LONG["max_tokens"]) -> str:
+    with _stream(server, num_tokens) as stream:
         return _text_of(stream.read_events(10_000))
 
 

@@ -23,8 +23,8 @@ from quire.reporting.samples import percentile
 TWO_KEYS = {"QUIRE_API_KEY": f"{KEY},{OTHER_KEY}", "QUIRE_OPEN_METRICS": "yes"}
 OTHER: dict[str, str] = {"Authorization": f"Bearer {OTHER_KEY}"}
 
-NUM_LARGE = 12
-LARGE_TEXT = "A very long prompt. " * ((4 << 20) // 20)
+NUM_LARGE, NUM_LARGE_QUICK = 12, 5
+LARGE_BYTES, LARGE_BYTES_QUICK = 4 << 20, 2 << 20
 MAX_CALL_S, MAX_RESTART_S, MAX_STOP_S = 5.0, 10.0, 8.0
 """The longest time of a small call, of an engine restart and of a server stop during large texts."""
 
@@ -37,21 +37,21 @@ NUM_RUNNING = 12
 
 
 def large_texts(stage: Stage) -> str:
-    """L10: clients send 4 MiB and disconnect: another tenant's call, a restart and a stop do not wait for them."""
+    """L10: clients send large texts and disconnect: another tenant's call, a restart and a stop do not wait for them."""
     environment = {**TWO_KEYS, "QUIRE_MAX_BODY": "32MiB", "QUIRE_DRAIN_TIMEOUT_S": "1"}
     spec = ServerSpec.of(environment, model=_long_guide(stage), kv_memory="512MiB", policy="fair_share")
     with stage.serving(spec) as server:
         server.may_lose_bystanders = True
-        _send_large_and_leave(server)
+        _send_large_and_leave(stage, server)
         call = _small_chat(server)
         require(call.status == 200, f"the small call got {call.status}: {call.error.get('message')}")
         require(call.seconds < MAX_CALL_S, f"the small call took {call.seconds:.1f} s")
-        _send_large_and_leave(server)
+        _send_large_and_leave(stage, server)
         for engine in server.process.children():
             os.kill(engine, signal.SIGKILL)
         wait_until(lambda: not server.is_ready(), "reporting that the engine is gone")
         restart = wait_until(server.is_ready, "ready again", MAX_RESTART_S)
-        _send_large_and_leave(server)
+        _send_large_and_leave(stage, server)
         server.is_spoiled = True
         os.kill(server.process.pid, signal.SIGTERM)
         stop = wait_until(lambda: server.process.exit_status is not None, "at its end", MAX_STOP_S)
@@ -76,17 +76,19 @@ def tenant_at_its_limits(stage: Stage) -> str:
 # ---- steps of the cases ---------------------------------------------------------------------------------------------
 
 
-def _send_large_and_leave(server: TortureServer) -> None:
+def _send_large_and_leave(stage: Stage, server: TortureServer) -> None:
     """Send large texts to paths that tokenize, and disconnect; returns once the server works on the first."""
-    message = [{"role": "user", "content": LARGE_TEXT}]
+    number, size = (NUM_LARGE_QUICK, LARGE_BYTES_QUICK) if stage.is_quick else (NUM_LARGE, LARGE_BYTES)
+    text = "A very long prompt. " * (size // 20)
+    message = [{"role": "user", "content": text}]
     calls: tuple[tuple[str, dict[str, Any]], ...] = (
-        ("/v1/completions", {"prompt": LARGE_TEXT}),
+        ("/v1/completions", {"prompt": text}),
         ("/v1/chat/completions", {"messages": message, "truncate_prompt_tokens": 64}),
         ("/v1/messages", {"messages": message, "max_tokens": 4}),
-        ("/v1/responses", {"input": LARGE_TEXT}),
+        ("/v1/responses", {"input": text}),
         ("/tokenize", {"messages": message}),
     )
-    for index in range(NUM_LARGE):
+    for index in range(number):
         path, fields = calls[index % len(calls)]
         Stream(server.address, path, {"model": server.model, **fields}, headers=OTHER).leave()
     wait_until(lambda: server.metric("quire_texts_running") >= 1, "at work on a large text")
