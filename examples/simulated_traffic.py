@@ -24,7 +24,7 @@ prompts, turns = DrawnPrompts(ALPACA, longest=8192), Turns(num_turns=6, thinking
 
 hit_rates = {}
 for name in ROUTERS:
-    chats = Conversations(Arrivals(rate=0.5), prompts, turns, duration_s=200.0, seed=7)
+    chats = Conversations(Arrivals(rate=0.5), prompts, turns, duration_s=80.0, seed=7)
     result = Simulation([PagedEngine(setup) for _ in range(3)], chats, router=Router(16, b"", name)).run()
     hit_rates[name] = result.hit_rate
     print(f"{name:<16} {result.num_requests} turns, {result.hit_rate:.0%} of their prompts from a cache")

@@ -5,16 +5,11 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from typing import Final
-
-GC_THRESHOLD: Final = 100_000
-"""New objects before Python looks for garbage among them. Imports make many, which all stay: with 700, as Python has
-it, a seventh of the start of a server goes into looking."""
 
 
 def main() -> int:
     """Run the command line; return the exit status. Ctrl-C ends it quietly, also while its modules are imported."""
-    gc.set_threshold(GC_THRESHOLD)
+    gc.set_threshold(100_000)  # imports make many objects that stay: with 700, a seventh of a start is spent on them
     try:
         from quire.cli import main as run
 

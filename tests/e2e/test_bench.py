@@ -363,7 +363,7 @@ def test_shuffled_and_contiguous_memory_are_the_same_bytes() -> None:
 
 
 def test_simulations_are_counted_and_timed(tmp_path: Path) -> None:
-    samples = bench("simulator", "--duration", "2", "--hour", "8", "--repeat", "1", folder=tmp_path)
+    samples = bench("simulator", "--duration", "0.5", "--hour", "8", "--repeat", "1", folder=tmp_path)
     assert [len(speeds) for speeds in samples["Simulated tokens a second"]["tokens_per_s"].values()] == [1, 1, 1]
     assert set(samples["Hours of traffic"]["peak_bytes"]) == {"2", "8"}
     assert min(min(peaks) for peaks in samples["Hours of traffic"]["peak_bytes"].values()) > 1 << 24
@@ -386,7 +386,7 @@ def test_recorded_steps_are_fitted_and_foretell_other_traffic(tmp_path: Path) ->
 def test_sharing_writes_its_part_of_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / "RESULTS.md"
     page.write_text("# Results\n\nAbout.\n\n## Control plane\n\nold\n\n## Sharing\n\nold\n\n## Other\n\nold\n")
-    samples = bench("sharing", "--requests", "2", "--markdown", page, folder=tmp_path)
+    samples = bench("sharing", "--requests", "1", "--markdown", page, folder=tmp_path)
     shares = samples["Blocks saved"]["share_saved"]
     assert len(shares) == 12
     assert all(0 < share < 1 for share in shares.values())

@@ -35,9 +35,7 @@ def test_streams_of_a_lost_engine_end_with_the_same_texts(tmp_path: Path, monkey
         assert (turn["num_lost"], turn["num_changed"], len(turn["pauses_s"])) == (0, 0, 3)
 
 
-def test_streams_that_are_refused_are_said(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_streams_that_are_refused_are_said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replicas, "NUM_ENGINES", 1)
     line = "bench replicas --only loss --streams 2 --output-tokens 100000 --repeat 1"
     assert cli.main(line.split()) == 1
@@ -48,8 +46,8 @@ def test_one_engine_and_two_run_the_same_requests(tmp_path: Path, capsys: pytest
     out, workload = tmp_path / "run.json", tmp_path / "small.jsonl"
     lines = [{"id": number, "prompt_token_ids": [300 + number] * 20, "max_tokens": 8} for number in range(6)]
     workload.write_text("\n".join(map(json.dumps, lines)))
-    line = f"bench replicas --only speed --shape tiny --workload {workload} --limit 4 --repeat 2 --kv-memory 8MiB --json {out}"
-    assert cli.main(line.split()) == cli.DONE
+    line = f"bench replicas --only speed --shape tiny --workload {workload} --limit 4 --repeat 2 --json {out}"
+    assert cli.main([*line.split(), "--kv-memory", "8MiB"]) == cli.DONE
     assert "4 requests of small.jsonl at once over HTTP" in capsys.readouterr().out
     samples = json.loads(out.read_text())["samples"]["Two engines"]
     assert [len(samples[name]) for name in ("one engine", "two engines")] == [2, 2]

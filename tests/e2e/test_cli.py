@@ -274,16 +274,26 @@ def test_dumb_terminals_and_strange_encodings_are_plain() -> None:
     assert not detect(stream, {"TERM": "dumb"}).interactive
 
 
-def test_ascii_keeps_the_shape() -> None:
-    drawn, spelled = call("demo", "--fast").stdout, call("demo", "--fast", PYTHONIOENCODING="ascii").stdout
+@pytest.fixture(scope="module")
+def drawn() -> str:
+    """What the demonstration prints."""
+    return call("demo", "--fast", COLUMNS="120").stdout
+
+
+def test_ascii_keeps_the_shape(drawn: str) -> None:
+    spelled = call("demo", "--fast", COLUMNS="120", PYTHONIOENCODING="ascii").stdout
     assert spelled.isascii()
     assert not drawn.isascii()
     assert list(map(len, spelled.splitlines())) == list(map(len, drawn.splitlines()))
 
 
 @pytest.mark.parametrize("columns", [20, 46, 80, 119, 200])
-def test_demonstration_keeps_to_the_columns(columns: int) -> None:
-    lines = call("demo", COLUMNS=str(columns)).stdout.splitlines()
+def test_demonstration_keeps_to_the_columns(
+    columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert cli.main(["demo"]) == cli.DONE
+    lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= min(columns, 120)
 
 
@@ -291,9 +301,9 @@ def test_demonstration_keeps_to_the_columns(columns: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def story() -> str:
+def story(drawn: str) -> str:
     """What the demonstration says, on one line."""
-    return " ".join(call("demo", "--fast", COLUMNS="120").stdout.split())
+    return " ".join(drawn.split())
 
 
 @pytest.mark.parametrize(
@@ -362,11 +372,11 @@ def test_demonstration_ends_with_the_guide_and_a_crowd_until_it_is_interrupted(t
     assert "Traceback" not in rest
 
 
-def test_demonstration_serves_so_long_where_it_is_told_so() -> None:
+def test_demonstration_serves_so_long_where_it_is_told_so(drawn: str) -> None:
     served = call("demo", "--fast", "--serve-for", "1.5").stdout
     assert "http://127.0.0.1:" in served
     assert "stops after 1.5 seconds" in served
-    assert "http://" not in call("demo", "--fast").stdout
+    assert "http://" not in drawn
     for text in ("-1", "soon", "nan", "1e9"):
         refused = call("demo", f"--serve-for={text}")
         assert (refused.returncode, refused.stdout) == (2, "")

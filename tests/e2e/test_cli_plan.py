@@ -248,7 +248,10 @@ def test_blocks_of_states_are_as_large_as_each_kv_type_needs(
         assert foretold["average"] == pytest.approx(engine["concurrency"]["average"], rel=0.01)
 
 
-def test_this_machine_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+def test_this_machine_is_measured(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire.cli.machine_limits.ARITHMETIC_S", 0.0)
+    for name in ("READ_BYTES", "LEAST_READ_BYTES"):
+        monkeypatch.setattr(f"quire.cli.plan.here.{name}", 1 << 20)
     (machine,) = plan("guide", "--memory", "64MiB", "--num-threads", "1", capsys=capsys)["machines"]
     assert machine["name"] == "here"
     assert machine["read_bandwidth"] > 1e8

@@ -49,8 +49,8 @@ FACTS = {
     "structured_output.py": ["refused: Default retriever does not fetch resources"],
     "tool_calls.py": ["temperature(Oslo)"],
     "simulated_traffic.py": [
-        "round_robin      678 turns, 48% of their prompts from a cache",
-        "least_work       678 turns, 77% of their prompts from a cache",
+        "round_robin      300 turns, 48% of their prompts from a cache",
+        "least_work       300 turns, 78% of their prompts from a cache",
     ],
     "whole_engine.py": [
         "step  0: tokens of a 12 (2 blocks)",

@@ -249,7 +249,8 @@ def test_two_hundred_readers_come_and_leave() -> None:
             time.sleep(0.01)
 
 
-def test_a_reader_that_reads_nothing_is_cut_off_and_holds_nobody_up() -> None:
+def test_a_reader_that_reads_nothing_is_cut_off_and_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire.serve.live.FRAMES_EVERY_S", 0.01)  # the server soon has more than its buffers hold
     with running_server(send_buffer=1024, write_timeout_s=0.3) as server, LiveLines(server.port) as lines:
         lines.until(is_idle)
         live = server.services.live

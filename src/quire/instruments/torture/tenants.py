@@ -37,7 +37,7 @@ NUM_RUNNING = 12
 
 
 def large_texts(stage: Stage) -> str:
-    """L10: clients send large texts and disconnect: another tenant's call, a restart and a stop do not wait for them."""
+    """L10: clients send large texts and leave: another tenant's call, a restart and a stop do not wait for them."""
     environment = {**TWO_KEYS, "QUIRE_MAX_BODY": "32MiB", "QUIRE_DRAIN_TIMEOUT_S": "1"}
     spec = ServerSpec.of(environment, model=_long_guide(stage), kv_memory="512MiB", policy="fair_share")
     with stage.serving(spec) as server:
