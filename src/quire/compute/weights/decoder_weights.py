@@ -128,7 +128,7 @@ def weight_bytes(
     *,
     compact: bool = False,
 ) -> int:
-    """Return the bytes of a model's weights in memory; O(parts), counting one expert per layer if none has blocks.
+    """Return the bytes of a model's weights in memory, counting one of equal layers and experts if none has blocks.
 
     If the checkpoint has `dtype` it is mapped, and these bytes are pages of its files. `block_types` are the
     checkpoint's, for weights that stay as they are stored. `compact`: matrices of bfloat16 take 12 bits a number.
@@ -136,13 +136,18 @@ def weight_bytes(
     _check_numbers(dtype, weights)
     of = _Stored(dtype, weights, block_types, compact and dtype == "bfloat16")
     num_bytes = sum(place.num_bytes(of) for place in _model_places(spec))
-    for layer in range(len(spec.layers)):
-        num_bytes += sum(place.num_bytes(of) for place in _layer_places(spec, layer))
+    can_differ = bool(block_types) and weights == "auto"  # layers and experts, in the types of their blocks
+    alike: dict[object, list[int]] = {}
+    for layer, kind in enumerate(spec.layers):
+        alike.setdefault(layer if can_differ else kind, []).append(layer)
+    for layer, *others in alike.values():
+        of_layer = sum(place.num_bytes(of) for place in _layer_places(spec, layer))
         count = _num_experts(spec, layer)
-        num_counted = count if block_types and weights == "auto" else min(count, 1)  # blocks can differ in type
+        num_counted = count if can_differ else min(count, 1)
         for expert in range(num_counted):
             of_expert = sum(place.num_bytes(of) for place in _expert_places(spec, layer, expert))
-            num_bytes += count // num_counted * of_expert
+            of_layer += count // num_counted * of_expert
+        num_bytes += (1 + len(others)) * of_layer
     return num_bytes
 
 
