@@ -21,6 +21,7 @@ def interpret() -> None:
     os.environ["TRITON_INTERPRET"] = "1"
     _mend_interpreter()
     _remember_types()
+    _remember_operands()
 
 
 def _mend_interpreter() -> None:
@@ -51,6 +52,7 @@ def _mend_interpreter() -> None:
 
     interpreter._patch_lang_tensor = patched_tensor
     interpreter._patch_lang = lambda function: patch_all()
+    interpreter._patch_attr = _patch_attribute
     interpreter.interpreter_builder.options = interpreter.InterpreterOptions(sanitize_overflow=False)
     interpreter.np = SimpleNamespace(**{**vars(np), "matmul": row_by_row})
 
@@ -68,16 +70,17 @@ def _remember_types() -> None:
         key = (element_type.name, *[getattr(side, "value", side) for side in shape])
         if key not in blocks:
             make_block(self, element_type, shape)
-            blocks[key] = {**vars(self)}
+            blocks[key] = {**vars(self), "size": size(*self.shape)}
         vars(self).update(blocks[key])
 
-    @cache
     def size(*shape: int) -> tuple[Any, Any]:
         return core.tuple([core.constexpr(side) for side in shape]), core.constexpr(prod(shape))
 
+    single = size()
+
     def tensor(self: Any, handle: Any, type: Any) -> None:
         self.handle, self.type, self.dtype = handle, type, type.scalar
-        self.shape, self.numel = size(*type.shape) if type.is_block() else size()
+        self.shape, self.numel = type.size if type.is_block() else single
 
     def numpy_type(kind: Any) -> Any:
         if kind.name not in in_numpy:
@@ -85,6 +88,71 @@ def _remember_types() -> None:
         return in_numpy[kind.name]
 
     core.block_type.__init__, core.tensor.__init__, interpreter._get_np_dtype = block, tensor, numpy_type
+    interpreter.TensorHandle.__post_init__ = lambda self: None  # it compares sizes of types in bits
+
+
+def _patch_attribute(place: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
+    """Replace an operation of Triton's language by one that finds its meaning in the interpreter."""
+    from triton.runtime.interpreter import TritonSemantic
+
+    semantic, function = TritonSemantic(builder), getattr(member, "__wrapped__", member)
+
+    def called(*arguments: Any, **named: Any) -> Any:
+        named["_semantic"] = semantic
+        return function(*arguments, **named)
+
+    scope.set_attr(place, name, called)
+
+
+def _remember_operands() -> None:
+    """Find the types of two operands once for each pair, and leave it to numpy to repeat the smaller of two blocks.
+
+    Triton finds them again for each operation: what numbers become, the type of both, the shape that both are repeated
+    to. Only what it allows is remembered.
+    """
+    from triton.language.core import tensor
+    from triton.language.semantic import TritonSemantic
+    from triton.runtime.interpreter import TensorHandle
+
+    find, repeat = TritonSemantic.binary_op_type_checking_impl, TritonSemantic.broadcast_impl_value
+    plans: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+
+    def key_of(operand: Any) -> Any:
+        return operand.type.name if isinstance(operand, tensor) else (type(operand), operand)
+
+    def plan_of(semantic: Any, operand: Any, type: Any) -> tuple[Any, Any]:
+        """Return the type of an operand, and a number's handle: of a single one, whatever its type."""
+        number = None if isinstance(operand, tensor) else semantic.scalar_constant(operand, type.scalar).handle
+        return type, number
+
+    def as_planned(semantic: Any, operand: Any, type: Any, number: Any) -> Any:
+        if number is None:
+            if operand.type.name == type.name:
+                return operand
+            number = semantic.cast(operand, type.scalar).handle
+        return tensor(number, type)
+
+    def operands(self: Any, left: Any, right: Any, *options: bool, **named: bool) -> tuple[Any, Any]:
+        key = (key_of(left), key_of(right), options, *named.items())
+        if key not in plans:
+            first, second = find(self, left, right, *options, **named)
+            plans[key] = *plan_of(self, left, first.type), *plan_of(self, right, second.type)
+        plan = plans[key]
+        return as_planned(self, left, *plan[:2]), as_planned(self, right, *plan[2:])
+
+    def repeated(self: Any, left: Any, right: Any) -> tuple[Any, Any]:
+        key = left.type.name, right.type.name
+        if key not in plans:
+            plans[key] = tuple(each.type for each in repeat(self, left, right))
+        return in_full(left, plans[key][0]), in_full(right, plans[key][1])
+
+    def in_full(operand: Any, type: Any) -> Any:
+        if operand.type.name == type.name:
+            return operand
+        return tensor(TensorHandle(np.broadcast_to(operand.handle.data, type.shape.values), type.scalar), type)
+
+    TritonSemantic.broadcast_impl_value = repeated
+    TritonSemantic.binary_op_type_checking_impl = operands
 
 
 if __name__ == "__main__":

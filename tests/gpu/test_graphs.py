@@ -48,6 +48,8 @@ from support.tiny_checkpoint import write_tiny_qwen3
 from support.tiny_gemma4 import FAR, NEAR, write_tiny_gemma4
 from support.torch_runs import FLOAT32
 
+pytestmark = pytest.mark.usefixtures("small_rooms")
+
 PROMPT = [(5 * i * i + 3 * i + 1) % 126 for i in range(40)]
 SETTINGS: dict[str, dict[str, Any]] = {
     "full": {"num_hidden_layers": 2},

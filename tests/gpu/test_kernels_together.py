@@ -37,6 +37,8 @@ from support.step_plans import GREEDY, PlanDriver, Work
 from support.tiny_checkpoint import write_tiny_qwen3
 from support.torch_runs import FLOAT32, EveryLogit, TorchRun, poisoned
 
+pytestmark = pytest.mark.usefixtures("small_rooms")
+
 TOKENS = [(7 * i * i + 3 * i + 5) % 64 for i in range(40)]
 MODELS = ["qwen3", "caps", "learned", "experts", "sinks"]
 

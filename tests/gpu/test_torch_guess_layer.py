@@ -30,6 +30,8 @@ from support.guess_runs import make as make_any
 from support.recorders import AgainRecorder
 from support.swaps import noted_swaps
 
+pytestmark = pytest.mark.usefixtures("small_rooms")
+
 SCHEDULES: dict[str, dict[str, Any]] = {
     "together": {"max_num_seqs": 5},
     "small_chunks": {"max_num_batched_tokens": 9, "max_num_seqs": 3, "max_steps_under_way": 2},

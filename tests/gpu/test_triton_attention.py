@@ -274,6 +274,7 @@ STANDING = (
     ],
     ids=lambda value: "" if isinstance(value, tuple) else repr(value),
 )
+@pytest.mark.usefixtures("small_rooms")
 def test_same_bits_in_a_plan_that_stands(model, invariant, size, steps, device, monkeypatch):
     monkeypatch.setattr("quire.compute.torch.attention.triton.SPARE_USUAL", 1)
     backend = attention(model, device, batch_invariant=invariant)
