@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -63,12 +64,21 @@ def chi_square_is_plausible(counts: NDArray[np.int64], shares: NDArray[np.float6
     return freedom == 0 or abs(statistic - freedom) < 5 * math.sqrt(2 * freedom)
 
 
+NUM_COMPARED = 2000
+
+
+@cache
+def drawn_by_reference(name: str) -> NDArray[np.int64]:
+    """Return the draws of the reference, once for all tests."""
+    return sample_tokens(SAMPLERS["reference"], make_draws(NUM_COMPARED, **FILTERS[name]))
+
+
 @pytest.mark.parametrize("name", FILTERS)
 def test_draws_follow_the_exact_distribution(sampler: Sampler, name: str) -> None:
     # The reference is slow, and the native samplers are compared with it draw by draw below.
-    count = 2_000 if isinstance(sampler, ReferenceSampler) else 100_000
+    count = NUM_COMPARED if isinstance(sampler, ReferenceSampler) else 100_000
     draws = make_draws(count, **FILTERS[name])
-    tokens = sample_tokens(sampler, draws)
+    tokens = drawn_by_reference(name) if isinstance(sampler, ReferenceSampler) else sample_tokens(sampler, draws)
     weights = token_weights(expected_logits(**FILTERS[name]), draws, 0)
     assert weights is not None
     assert chi_square_is_plausible(np.bincount(tokens, minlength=VOCAB), weights / weights.sum())
@@ -156,8 +166,7 @@ def test_a_native_module_of_other_parameters_is_refused(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("name", FILTERS)
 def test_the_native_samplers_draw_what_the_reference_draws(name: str) -> None:
-    draws = make_draws(2000, **FILTERS[name])
-    expected = sample_tokens(SAMPLERS["reference"], draws)
+    draws, expected = make_draws(NUM_COMPARED, **FILTERS[name]), drawn_by_reference(name)
     for other in _native.kernel_names():
         # A number that falls within a rounding error of a border may fall to its other side.
         assert np.count_nonzero(sample_tokens(SAMPLERS[other], draws) != expected) <= 1, other
