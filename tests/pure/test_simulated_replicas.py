@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from array import array
 from collections.abc import Callable
@@ -37,23 +38,25 @@ LARGE = EngineSetup(
 """About a model of eight billion weights on a large card."""
 
 
-def prefixed(count: int, num_tokens: int, rate: float, pattern: str = POISSON) -> RequestSource:
+def prefixed(
+    count: int, num_tokens: int, rate: float, pattern: str = POISSON, duration_s: float = 12.0
+) -> RequestSource:
     """Four equal requests at once, of which each engine gets one, and a second later the others."""
     prompts = DrawnPrompts(UniformLengths((50, 700), (20, 200)), 8192, SharedPrefixes(count, num_tokens))
-    drawn = list(drawn_requests(Arrivals(rate, pattern), prompts, duration_s=12.0, seed=1))
+    drawn = list(drawn_requests(Arrivals(rate, pattern), prompts, duration_s=duration_s, seed=1))
     first = [replace(drawn[0], request_id=f"first {number}", due_s=0.0) for number in range(4)]
     return OpenLoop([*first, *(replace(request, due_s=1.0 + request.due_s) for request in drawn)])
 
 
 def chats() -> RequestSource:
     prompts = DrawnPrompts(UniformLengths((50, 500), (20, 200)), 8192)
-    return Conversations(Arrivals(8.0), prompts, Turns(4, 3.0), duration_s=12.0, seed=1)
+    return Conversations(Arrivals(8.0), prompts, Turns(4, 3.0), duration_s=6.0, seed=1)
 
 
 LOADS: dict[str, Callable[[], RequestSource]] = {
     "many prefixes": lambda: prefixed(40, 3000, 30.0),
-    "few prefixes in bursts": lambda: prefixed(10, 3000, 20.0, BURSTS),
-    "one prefix": lambda: prefixed(1, 2000, 50.0),
+    "few prefixes in bursts": lambda: prefixed(10, 3000, 20.0, BURSTS, 6.0),
+    "one prefix": lambda: prefixed(1, 2000, 50.0, duration_s=6.0),
     "no prefixes": lambda: prefixed(1, 0, 60.0),
     "chats": chats,
 }
@@ -71,23 +74,27 @@ def simulate(
     return Simulation(engines, source, router=router, reports=reports).run()
 
 
+@functools.cache
+def simulate_load(load: str, policy: str) -> SimulationResult:
+    return simulate(LARGE, LOADS[load](), policy)
+
+
 def num_computed(result: SimulationResult) -> int:
     return result.prompt_tokens - result.hit_tokens
 
 
 @pytest.mark.parametrize("load", LOADS)
 def test_fewer_tokens_are_computed_than_by_taking_turns_and_the_last_hundredth_waits_no_longer(load: str) -> None:
-    turns = simulate(LARGE, LOADS[load](), ROUND_ROBIN)
-    routed = simulate(LARGE, LOADS[load]())
+    turns, routed = simulate_load(load, ROUND_ROBIN), simulate_load(load, LEAST_WORK)
     assert num_computed(turns) >= SAVES[load] * num_computed(routed)
     assert routed.latencies["ttft_s"].p99 <= WAITS.get(load, 1.0) * turns.latencies["ttft_s"].p99
 
 
 def test_late_and_lost_reports_cost_little() -> None:
-    load = LOADS["many prefixes"]
-    turns, exact = simulate(LARGE, load(), ROUND_ROBIN), simulate(LARGE, load())
+    load = "many prefixes"
+    turns, exact = simulate_load(load, ROUND_ROBIN), simulate_load(load, LEAST_WORK)
     for reports in (Reports(delay_s=0.5), Reports(1.0, 0.3, seed=5)):
-        routed = simulate(LARGE, load(), reports=reports)
+        routed = simulate(LARGE, LOADS[load](), reports=reports)
         assert num_computed(turns) >= 1.5 * num_computed(routed)
         assert routed.latencies["ttft_s"].p99 <= turns.latencies["ttft_s"].p99
         assert num_computed(routed) != num_computed(exact), "the reports were exact"

@@ -17,7 +17,7 @@ from support.simulation import Chaos, FailingAllocations, Scenario, Simulation
 from support.step_faults import StepFaults
 
 NUM_SHARDS = 4
-SEEDS_PER_SHARD = 70
+SEEDS_PER_SHARD = 50
 RARE = (370, 417, 585, 630)  # drafts beyond a stop, late openings, searches that begin again under way
 
 
@@ -77,7 +77,9 @@ def sweep_failing_allocation(scenario: Scenario) -> int:
         place += 1
 
 
-@pytest.mark.parametrize("seed", [48, 199, 254, 614, 678, 894])
+@pytest.mark.parametrize(
+    "seed", [48, 254, 614, *(pytest.param(seed, marks=pytest.mark.long) for seed in (199, 678, 894))]
+)
 def test_any_single_allocation_may_fail(seed: int) -> None:
     assert sweep_failing_allocation(Scenario.draw(seed).with_chaos(Chaos())) > 10
 
@@ -101,7 +103,7 @@ def test_searches_that_fail_only_together_end_one_after_the_other(seed: int) -> 
 @pytest.mark.parametrize("shard", range(2))
 def test_steps_that_fail_end_only_who_is_at_fault(shard: int) -> None:
     seen = Counter[str]()
-    for seed in range(3000 + 60 * shard, 3060 + 60 * shard):
+    for seed in range(3000 + 40 * shard, 3040 + 40 * shard):
         seen += run_with_failing_steps(seed)
     happened = ("failed steps", "memory failures", "culprits", "smaller steps", "error", "length", "stop")
     happened += ("moves_out", "moves_in", "drafts", "hits", "evictions", "preemptions", "searches over")
@@ -139,7 +141,7 @@ def run_with_late_rows(seed: int) -> Counter[str]:
 @pytest.mark.parametrize("shard", range(2))
 def test_rows_that_are_late_end_with_the_same_tokens(shard: int) -> None:
     seen = Counter[str]()
-    for seed in range(5000 + 60 * shard, 5060 + 60 * shard):
+    for seed in range(5000 + 40 * shard, 5040 + 40 * shard):
         seen += run_with_late_rows(seed)
     happened = ("postponed", "moves_out", "drafts", "hits", "preemptions", "stop", "length", "searches over")
     assert [name for name in happened if not seen[name]] == []
@@ -178,7 +180,7 @@ def run_with_states(seed: int) -> Counter[str]:
 @pytest.mark.parametrize("shard", range(2))
 def test_states_are_those_of_the_tokens_before(shard: int) -> None:
     seen = Counter[str]()
-    for seed in range(7000 + 50 * shard, 7050 + 50 * shard):
+    for seed in range(7000 + 27 * shard, 7027 + 27 * shard):
         seen += run_with_states(seed)
     happened = ("moves_out", "moves_in", "copies", "hits", "evictions", "merged blocks", "preemptions", "postponed")
     happened += ("failed steps", "stored", "from disk", "stop", "length", "abort", "beams resumed", "searches over")

@@ -68,26 +68,28 @@ class WireReader:
         self._data = data
         self._at = 0
 
-    def _take(self, size: int) -> bytes:
-        if size < 0 or self._at + size > len(self._data):
-            raise StepLogError(f"the record ends after {len(self._data)} bytes, but {self._at + size} are needed")
-        piece = self._data[self._at : self._at + size]
-        self._at += size
-        return piece
+    def _pass(self, size: int) -> int:
+        """Return where the next bytes begin, and go on behind them."""
+        start, end = self._at, self._at + size
+        if size < 0 or end > len(self._data):
+            raise StepLogError(f"the record ends after {len(self._data)} bytes, but {end} are needed")
+        self._at = end
+        return start
 
     def integer(self) -> int:
         """Read an integer."""
-        value: int = _INT.unpack(self._take(_INT.size))[0]
+        value: int = _INT.unpack_from(self._data, self._pass(8))[0]
         return value
 
     def number(self) -> float:
         """Read a double."""
-        value: float = _FLOAT.unpack(self._take(_FLOAT.size))[0]
+        value: float = _FLOAT.unpack_from(self._data, self._pass(8))[0]
         return value
 
     def raw(self) -> bytes:
         """Read bytes."""
-        return self._take(self.integer())
+        start = self._pass(self.integer())
+        return self._data[start : self._at]
 
     def text(self) -> str:
         """Read a string."""

@@ -242,6 +242,10 @@ class BlockPool:
             self.journal.note_eviction(block)
         self._on_evict(entry)
 
+    def ref_counts(self) -> dict[int, int]:
+        """Return the reference count of each block in use. Does not mutate; O(num_blocks)."""
+        return {block.block_id: block.ref_count for block in self.blocks if block.ref_count}
+
     def check(self) -> None:
         """Raise `InvariantError` unless in use, cached and free partition the pool. O(num_blocks)."""
         free, cached = set(self._free_list), {block.block_id for block in self._cached}
@@ -249,14 +253,17 @@ class BlockPool:
             raise InvariantError("a block is free twice, cached twice, or both")
         extra = 0
         for block in self.blocks:
-            state = BlockState.FREE if block.block_id in free else BlockState.IN_USE
-            if block.block_id in cached:
-                state = BlockState.CACHED
-            if block.state is not state or block.ref_count < 0:
+            if block.ref_count > 0:
+                extra += block.ref_count - 1
+                is_listed = block.block_id not in free and block.block_id not in cached
+            else:
+                is_listed = block.ref_count == 0 and block.block_id in (free if block.entry is None else cached)
+            if not is_listed:
+                state = BlockState.FREE if block.block_id in free else BlockState.IN_USE
+                state = BlockState.CACHED if block.block_id in cached else state
                 raise InvariantError(f"{block!r} is listed as {state.value}")
             if block.entry is not None and self._places(block.entry)[block.group] != block.block_id:
                 raise InvariantError(f"the entry of {block!r} points to another block")
-            extra += max(0, block.ref_count - 1)
         if extra != self.num_extra_holders:
             raise InvariantError(f"{self.num_extra_holders} extra holders are counted, but {extra} exist")
         if self._quota is not None:

@@ -30,8 +30,9 @@ MAX_OTHER_ROOTS = 8
 class MemoryBooks:
     """Counts events, and builds the ledger."""
 
-    def __init__(self, hasher: BlockHasher) -> None:
+    def __init__(self, hasher: BlockHasher, bytes_per_block: int) -> None:
         self._hasher = hasher
+        self._bytes_per_block = bytes_per_block
         self._evicted: OrderedDict[bytes, None] = OrderedDict()  # hashes, the oldest first
         self._misses: Counter[MissReason] = Counter()
         self.queried_tokens = 0  # of prompts that were looked up, at first admissions
@@ -98,7 +99,7 @@ class MemoryBooks:
         unused = sum(spec.block_size - planned for _, planned in not_full.values())
         return MemoryLedger(
             block_size=spec.block_size,
-            bytes_per_block=spec.bytes_per_block,
+            bytes_per_block=self._bytes_per_block,
             num_blocks=pool.num_blocks,
             used_blocks=pool.num_in_use,
             cached_blocks=pool.num_cached,
@@ -155,9 +156,10 @@ class MemoryBooks:
         for request, memory in memories.items():
             _check_sequence(spec, pool, request, memory)
             holders.update(block_id for table in memory.tables for block_id in table.held)
+        if dict(holders) != pool.ref_counts():
+            wrong = next(block for block in pool.blocks if block.ref_count != holders[block.block_id])
+            raise InvariantError(f"{wrong!r} is in {holders[wrong.block_id]} tables")
         for block in pool.blocks:
-            if block.ref_count != holders[block.block_id]:
-                raise InvariantError(f"{block!r} is in {holders[block.block_id]} tables")
             if block.entry is not None and not block.entry.attached:
                 raise InvariantError(f"{block!r} is published under a dropped entry")
         for entry in index:
@@ -165,16 +167,17 @@ class MemoryBooks:
                 block = pool.blocks[block_id]
                 if block_id != NO_BLOCK and (block.entry is not entry or block.group != group):
                     raise InvariantError(f"an entry points to {block!r}, which does not point back")
-            needed = entry.holds_blocks or entry.num_children
+            needed = entry.num_children or entry.holds_blocks
             if not needed and not any(memory.last_entry is entry for memory in memories.values()):
                 raise InvariantError("the index kept an entry without blocks or children")
         swapped = Counter(
             block for memory in memories.values() for blocks in memory.host_blocks or () for block in blocks
         )
         swapped.update(host.used_by_plan)
-        for block_id in range(host.num_blocks):
-            if host.block(block_id).ref_count != swapped[block_id]:
-                raise InvariantError(f"host {host.block(block_id)!r} is held {swapped[block_id]} times")
+        if dict(swapped) != host.ref_counts():
+            blocks = map(host.block, range(host.num_blocks))
+            wrong = next(block for block in blocks if block.ref_count != swapped[block.block_id])
+            raise InvariantError(f"host {wrong!r} is held {swapped[wrong.block_id]} times")
         for block in host.copies():
             if block.entry is not None and not block.entry.attached:
                 raise InvariantError(f"host {block!r} is published under a dropped entry")

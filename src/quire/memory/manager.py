@@ -108,7 +108,7 @@ class KVCacheManager:
         self._hits = PrefixHits(spec, self.index, self.pool, self.host, self._changes)
         self._windows = self._hits.windows
         self._moved_in: list[tuple[PrefixEntry, CacheScope]] = []  # paths that the disk may store after this plan
-        self._books = MemoryBooks(hasher)
+        self._books = MemoryBooks(hasher, spec.bytes_per_block)
         self._publisher = Publisher(spec.block_size, self.index, self.pool, self._changes, self._books)
         self._copy_on_write = CopyOnWrite(spec.block_size, self.index, self.pool, self._changes, self._books)
         self._swap = Swap(spec.block_size, self.index, self.pool, self.host, self._changes)

@@ -166,6 +166,10 @@ class HostTier:
             if host_id != NO_BLOCK:
                 self._pool.unpublish(host_id)
 
+    def ref_counts(self) -> dict[int, int]:
+        """Return the reference count of each block in use. Does not mutate; O(num_blocks)."""
+        return self._pool.ref_counts()
+
     def copies(self) -> Iterator[Block]:
         """Walk the blocks that hold a copy."""
         return (block for block in self._pool.blocks if block.entry is not None)
