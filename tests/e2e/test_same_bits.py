@@ -27,6 +27,7 @@ from support.tiny_recurrent import write_tiny_qwen3_5
 SHARED = [(5 * i * i + 3 * i + 1) % 120 for i in range(140)]
 WINDOWS = {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1}
 LONGEST = 300
+MOST_LONGER = 90
 
 Entry = list[tuple[int, float, int]]
 Text = tuple[list[int], list[Entry], list[Entry]]
@@ -55,7 +56,7 @@ def workload() -> list[tuple[list[int], SamplingParams]]:
             top_k=chance.choice([0, 5]),
             top_p=chance.choice([1.0, 0.8]),
             seed=1000 + index,
-            max_tokens=6 + index,
+            max_tokens=6 + 2 * index // 3,
             ignore_eos=True,
             logprobs=3,
             **RULES[index % len(RULES)],
@@ -162,8 +163,11 @@ def make(folder: Path, **settings: Any) -> LLM:
 
 
 def longer() -> list[tuple[list[int], SamplingParams]]:
-    """Return the requests with as many tokens as nearly fill the context."""
-    return [(prompt, replace(sampling, max_tokens=LONGEST - len(prompt) - 10)) for prompt, sampling in WORKLOAD]
+    """Return the requests with so many tokens that they do not fit into little memory together."""
+    return [
+        (prompt, replace(sampling, max_tokens=min(MOST_LONGER, LONGEST - len(prompt) - 10)))
+        for prompt, sampling in WORKLOAD
+    ]
 
 
 def alone(folder: Path, instruction_set: str, numbers: str, *, are_longer: bool = False) -> list[Text]:
@@ -230,7 +234,7 @@ def test_preempted_is_as_alone(
 ) -> None:
     swapped = noted_swaps(monkeypatch)
     settings: dict[str, Any] = NUMBERS[numbers] | ({"swap_space": "4MiB"} if preemption == "swap" else {})
-    with make(folder, kv_memory="600KiB", preemption=preemption, **settings) as llm:
+    with make(folder, kv_memory="400KiB", preemption=preemption, **settings) as llm:
         texts = run(llm, longer())
         assert llm.engine.scheduler.num_preemptions > 0
         assert any(swapped) == (preemption == "swap")
@@ -259,7 +263,7 @@ def test_guessed_ahead_is_as_alone(folder: Path, instruction_set: str, guesses: 
         assert (not any(counts.right)) == (wrong_each == 1)
 
 
-@everywhere()
+@everywhere(in_turn=True)
 def test_guessed_from_earlier_answers_is_as_alone(folder: Path, instruction_set: str) -> None:
     """By the proposers themselves: the second time these texts were answered before."""
     expected = alone(folder, instruction_set, "bfloat16")
@@ -274,7 +278,7 @@ def test_guessed_from_earlier_answers_is_as_alone(folder: Path, instruction_set:
 def test_guessed_ahead_in_too_little_memory_is_as_alone(folder: Path, instruction_set: str, numbers: str) -> None:
     expected = alone(folder, instruction_set, numbers, are_longer=True)
     texts = {tuple(prompt): tokens for (prompt, _), (tokens, _, _) in zip(WORKLOAD, expected, strict=True)}
-    memory = {"recurrent": "850KiB", "convolution": "200KiB"}.get(folder.name, "600KiB")  # their blocks differ in size
+    memory = {"recurrent": "850KiB", "convolution": "200KiB"}.get(folder.name, "400KiB")  # their blocks differ in size
     with make(folder, **NUMBERS[numbers], kv_memory=memory, speculation="ngram") as llm:
         llm.engine._executor._proposer = Guesser(texts, wrong_each=5, most=9)
         assert run(llm, longer()) == expected
@@ -282,7 +286,7 @@ def test_guessed_ahead_in_too_little_memory_is_as_alone(folder: Path, instructio
         assert llm.engine.stats().num_right_guesses > 0
 
 
-@everywhere()
+@everywhere(in_turn=True)
 def test_n_sequences_of_one_request_are_n_requests(folder: Path, instruction_set: str) -> None:
     prompt, sampling = WORKLOAD[9][0], replace(WORKLOAD[9][1], temperature=1.2, top_k=0)
     with make(folder, dtype="bfloat16") as llm:
@@ -294,7 +298,7 @@ def test_n_sequences_of_one_request_are_n_requests(folder: Path, instruction_set
     assert len({tuple(tokens) for tokens, _, _ in single}) > 1
 
 
-@everywhere()
+@everywhere(in_turn=True)
 def test_rules_and_reports_are_part_of_the_comparison(folder: Path, instruction_set: str) -> None:
     """What is compared above depends on the rules, and the prompts of those who asked were reported whole."""
     texts = alone(folder, instruction_set, "float32")

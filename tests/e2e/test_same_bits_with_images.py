@@ -52,45 +52,46 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return Model(name, tmp_path_factory.mktemp("model"), are_whole=are_whole)
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"block_size": 64, "prefix_index": "radix_tree"},
-        {"max_num_batched_tokens": 9, "max_num_seqs": 9},
-        {"max_num_seqs": 3, "max_steps_under_way": 3},
-        {"speculation": "ngram"},
-    ],
-    ids=["together", "blocks", "small_chunks", "steps_ahead", "guesses"],
-)
-def test_any_schedule_is_as_alone(model: Model, settings: dict[str, Any]) -> None:
-    with model.make(**settings) as llm:
+SCHEDULES: dict[str, dict[str, Any]] = {
+    "together": {},
+    "blocks": {"block_size": 64, "prefix_index": "radix_tree"},
+    "small_chunks": {"max_num_batched_tokens": 9, "max_num_seqs": 9},
+    "steps_ahead": {"max_num_seqs": 3, "max_steps_under_way": 3},
+    "guesses": {"speculation": "ngram"},
+}
+
+
+def every_other(*values: str) -> pytest.MarkDecorator:
+    """Run a test with every other pair of a model and a value; `make test-long` has the rest."""
+    pairs = [
+        pytest.param(model, value, marks=[pytest.mark.long] * ((row + column) % 2))
+        for row, model in enumerate(MODELS)
+        for column, value in enumerate(values)
+    ]
+    return pytest.mark.parametrize(("model", "value"), pairs, indirect=["model"])
+
+
+@every_other(*SCHEDULES)
+def test_any_schedule_is_as_alone(model: Model, value: str) -> None:
+    with model.make(**SCHEDULES[value]) as llm:
         assert run(llm, model.jobs) == model.alone
         again = random.Random(1).sample(range(len(model.jobs)), len(model.jobs))
         assert run(llm, [model.jobs[index] for index in again]) == [model.alone[index] for index in again]
         assert llm.engine.stats().hit_tokens_total > 0
 
 
-# Every other pair is left to `make test-long`.
-@pytest.mark.parametrize(
-    ("model", "preemption"),
-    [
-        pytest.param(model, preemption, marks=[pytest.mark.long] * ((row + column) % 2))
-        for row, model in enumerate(MODELS)
-        for column, preemption in enumerate(["recompute", "swap"])
-    ],
-    indirect=["model"],
-)
-def test_preempted_is_as_alone(model: Model, preemption: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@every_other("recompute", "swap")
+def test_preempted_is_as_alone(model: Model, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     swapped = noted_swaps(monkeypatch)
-    settings = {"swap_space": "4MiB"} if preemption == "swap" else {}
+    settings = {"swap_space": "4MiB"} if value == "swap" else {}
     jobs = [
-        (prompt, images, replace(wanted, max_tokens=LONGEST - len(prompt))) for prompt, images, wanted in model.jobs
+        (prompt, images, replace(wanted, max_tokens=min(130, LONGEST - len(prompt))))
+        for prompt, images, wanted in model.jobs
     ]
-    with model.make(kv_memory="160KiB", preemption=preemption, **settings) as llm:
+    with model.make(kv_memory="160KiB", preemption=value, **settings) as llm:
         texts = run(llm, jobs)
         assert llm.engine.scheduler.num_preemptions > 0
-        assert any(swapped) == (preemption == "swap")
+        assert any(swapped) == (value == "swap")
     for (tokens, logprobs), (expected, of_expected) in zip(texts, model.alone, strict=True):
         assert (tokens[: len(expected)], logprobs[: len(expected)]) == (expected, of_expected)
 

@@ -153,7 +153,7 @@ def test_several_calls(server: RunningServer) -> None:
         for call in calls[:-1] if whole["finish_reason"] == "length" else calls:
             require_allowed(call["name"], call["arguments"])
         assert added_up(chat(server, stream=True, seed=seed, **fields).events) == [told(whole)]
-        if len(num_calls) > 2 and (max(num_calls) > 1 or format_of(server) == "harmony"):
+        if len(calls) > 1 or (format_of(server) == "harmony" and len(num_calls) > 2):
             break
     assert (max(num_calls) == 1) is (format_of(server) == "harmony"), "the mark of a call ends an answer of gpt-oss"
 
@@ -214,7 +214,13 @@ def test_the_channel_of_gemma(tmp_path: Path) -> None:
 
 
 def test_log_probabilities_are_those_of_all_tokens(server: RunningServer) -> None:
-    fields = {"tool_choice": "required", "logprobs": True, "top_logprobs": 1, "return_token_ids": True}
+    fields = {
+        "tool_choice": "required",
+        "max_tokens": 100,
+        "logprobs": True,
+        "top_logprobs": 1,
+        "return_token_ids": True,
+    }
     value = chat(server, **fields).value
     [choice] = value["choices"]
     entries = choice["logprobs"]["content"]

@@ -68,7 +68,7 @@ def test_each_of_ten_turns_is_computed_once(llm: LLM) -> None:
     llm.reset_prefix_cache()
     for topic in TOPICS:
         turns.append({"role": "user", "content": f"Tell me something about {topic}, in one sentence."})
-        (output,) = llm.chat(turns, SamplingParams(temperature=0, max_tokens=24), use_tqdm=False)
+        (output,) = llm.chat(turns, SamplingParams(temperature=0, max_tokens=12), use_tqdm=False)
         shared = common_prefix(known, output.prompt_token_ids)
         assert output.num_cached_tokens == shared // 16 * 16
         assert not known or shared >= len(known) - 24  # no token of a turn before the last answer is computed again
@@ -85,9 +85,7 @@ def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
 def test_a_request_gets_the_same_bits_alone_and_in_a_crowd() -> None:
     prompts = [[{"role": "user", "content": f"Write about {topic}."}] for topic in TOPICS]
     sampling = [
-        SamplingParams(
-            temperature=(0.0, 0.8)[place % 2], seed=place, max_tokens=16 + place, ignore_eos=True, logprobs=3
-        )
+        SamplingParams(temperature=(0.0, 0.8)[place % 2], seed=place, max_tokens=8 + place, ignore_eos=True, logprobs=3)
         for place in range(len(prompts))
     ]
     with LLM(smollm2_path(), kv_memory="64MiB", max_model_len=512, max_num_batched_tokens=64) as llm:

@@ -182,12 +182,12 @@ def test_preempted_is_as_alone(folder: Path, preemption: str, monkeypatch: pytes
     settings = {"swap_space": "4MiB"} if preemption == "swap" else {}
     long_ones = [Grammar.regex("[a-z]{300,}"), Grammar.json_schema({"type": "array", "minItems": 300}), None]
     longer = [
-        (prompt, replace(sampling, max_tokens=LONGEST - len(prompt) - 10, grammar=long_ones[index % 3]))
+        (prompt, replace(sampling, max_tokens=min(90, LONGEST - len(prompt) - 10), grammar=long_ones[index % 3]))
         for index, (prompt, sampling) in enumerate(WORKLOAD)
     ]
     with make(folder, enable_prefix_caching=False) as llm:
         expected = [run(llm, [each])[0] for each in longer]
-    with make(folder, kv_memory="700KiB", preemption=preemption, **settings) as llm:
+    with make(folder, kv_memory="400KiB", max_model_len=240, preemption=preemption, **settings) as llm:
         assert run(llm, longer) == expected
         assert llm.engine.scheduler.num_preemptions > 0
         assert any(swapped) == (preemption == "swap")

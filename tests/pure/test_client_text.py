@@ -132,12 +132,13 @@ VALUES: list[Any] = [
 )
 def test_no_operation_gives_a_clients_character_to_the_template(form: str) -> None:
     """Every filter, test, method and operator, on every kind of value."""
+    options = VALUES if form == "{{ %s }}" else VALUES[:3]
     num_rendered = 0
     for expression in dict.fromkeys(expressions()):
         source = form.replace("%s", f"({expression})")
         template, names = template_sandbox.compile_template(source, lambda: datetime(2026, 1, 31))
         for value in VALUES:
-            for option in VALUES if "a" in names else VALUES[:1]:
+            for option in options if "a" in names else options[:1]:
                 try:
                     pieces = list(template.generate({"v": value, "a": option, "b": written("¤a§")}))
                 except Exception:  # most operations are not defined for most values

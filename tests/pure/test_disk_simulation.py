@@ -34,7 +34,7 @@ from support.simulation import Scenario, Simulation
 
 SALTS = ("", "the salt of a tenant")
 NUM_SHARDS = 2
-SEEDS_PER_SHARD = 20
+SEEDS_PER_SHARD = 14
 
 
 def run_seed(seed: int, chaos: DiskChaos | None = None) -> Counter[str]:
@@ -66,7 +66,7 @@ def test_no_token_is_wrong_in_many_more_runs(shard: int) -> None:
 
 @pytest.mark.parametrize("chaos", [DiskChaos(hangs=1.0), DiskChaos(undone=1.0), DiskChaos(delay=0.0)])
 def test_a_disk_that_never_answers_or_always_fails_delays_requests_and_nothing_else(chaos: DiskChaos) -> None:
-    for seed in range(12):
+    for seed in range(8):
         run_seed(seed, chaos)
 
 

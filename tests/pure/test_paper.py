@@ -84,7 +84,7 @@ def test_more_sequences_of_a_prompt_share_more_and_beams_more_than_samples() -> 
 
 
 def test_in_chats_all_reservations_are_one() -> None:
-    made = figure("chat")
+    made = figure("chat", 40)
     rows = {row[0]: row[1:] for row in made.tables[0].rows}
     assert rows["orca_oracle"] == rows["orca_pow2"] == rows["orca_max"]
     assert all(row.found > 1 for row in made.comparisons)
@@ -98,7 +98,7 @@ def test_the_larger_a_block_the_less_of_it_is_filled() -> None:
 
 
 def test_swap_moves_what_recompute_computes_again() -> None:
-    for size, *_, tokens, _, moved in figure("swap").tables[0].rows:
+    for size, *_, tokens, _, moved in figure("swap", 40).tables[0].rows:
         assert (tokens == "0") == (moved == "0")
         if size == "1":
             assert int(moved.replace(",", "")) == 2 * int(tokens.replace(",", ""))

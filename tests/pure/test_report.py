@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import json
 import random
@@ -21,6 +22,7 @@ from quire.cli.report import make_report
 from quire.cli.report.advice import FIGURES, NO_GAIN, trials
 from quire.cli.report.document import report_document
 from quire.cli.report.recorded import RunReader
+from quire.cli.report.text import Report
 from quire.cli.report.trial import LoggedTraffic, read_run
 from quire.cli.simulate.progress import ProgressLine
 from quire.core.clock import ManualClock
@@ -204,7 +206,20 @@ def test_an_answer_that_comes_back_in_a_prompt_is_found(tmp_path: Path) -> None:
     assert traffic.try_on(SHORT_OF_BLOCKS, "the same").scheduler.memory.ledger().hit_tokens == 64
 
 
+@pytest.fixture(scope="module")
+def busy(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Report]:
+    """The file of `busy_run`, and its report."""
+    path = str(busy_log(tmp_path_factory.mktemp("busy") / "run.steplog"))
+    return path, make_report(path, QUIET, limit=1000)
+
+
 def busy_log(path: Path) -> Path:
+    path.write_bytes(busy_run())
+    return path
+
+
+@functools.cache
+def busy_run() -> bytes:
     """The log of an engine that has too few blocks; one of its tenants asks much more than the other."""
     rng = random.Random(5)
     requests = [
@@ -217,18 +232,16 @@ def busy_log(path: Path) -> Path:
         )
         for number in range(60)
     ]
-    path.write_bytes(run_and_log(SHORT_OF_BLOCKS, requests)[1])
-    return path
+    return run_and_log(SHORT_OF_BLOCKS, requests)[1]
 
 
-def test_advice_has_its_figures_from_another_run(tmp_path: Path) -> None:
-    path = busy_log(tmp_path / "run.steplog")
-    report = make_report(str(path), QUIET, limit=1000)
+def test_advice_has_its_figures_from_another_run(busy: tuple[str, Report]) -> None:
+    path, report = busy
     assert report.simulated is not None
     found = {each.setting: each for each in report.findings}
     larger = found["--kv-memory 21KiB"]
     setup = replace(SHORT_OF_BLOCKS, memory=replace(SHORT_OF_BLOCKS.memory, num_blocks=21))
-    requests = LoggedTraffic(str(path), report.recorded.num_records, None, QUIET).requests()
+    requests = LoggedTraffic(path, report.recorded.num_records, None, QUIET).requests()
     count = report.simulated.scheduler.num_preemptions
     assert count > 0
     assert larger.evidence == f"{report.recorded.scheduler.num_preemptions} preemptions"
@@ -280,15 +293,14 @@ def test_room_to_swap_is_for_the_most_that_was_lost_at_once(seed: int) -> None:
         )
 
 
-def test_int8_is_advised_with_what_its_figures_leave_out(tmp_path: Path) -> None:
-    path = busy_log(tmp_path / "run.steplog")
-    report = make_report(str(path), QUIET, limit=1000)
+def test_int8_is_advised_with_what_its_figures_leave_out(busy: tuple[str, Report]) -> None:
+    path, report = busy
     (int8,) = (found for found in report.findings if found.setting == "--kv-dtype int8")
     narrow = replace(SHORT_OF_BLOCKS.spec, dtype="int8")
     num_blocks = 14 * SHORT_OF_BLOCKS.spec.bytes_per_block // narrow.bytes_per_block
     assert num_blocks == 37
     tried = replace(SHORT_OF_BLOCKS, spec=narrow, memory=replace(SHORT_OF_BLOCKS.memory, num_blocks=num_blocks))
-    requests = LoggedTraffic(str(path), report.recorded.num_records, None, QUIET).requests()
+    requests = LoggedTraffic(path, report.recorded.num_records, None, QUIET).requests()
     assert int8.after == Simulation([PagedEngine(tried)], OpenLoop(requests)).run().num_preemptions < int8.before
     assert "int8 changes outputs slightly (a mean KL of 0.0009 nat on SmolLM2-135M" in int8.caveat
     assert f"\n      note: {int8.caveat}\n" in str(report)
@@ -296,7 +308,9 @@ def test_int8_is_advised_with_what_its_figures_leave_out(tmp_path: Path) -> None
     assert isinstance(parts[0], Table) and any(int8.caveat in row[-1] for row in parts[0].rows)
 
 
-def test_swap_space_is_advised_where_it_shortens_the_waiting_and_not_told_elsewhere(tmp_path: Path) -> None:
+def test_swap_space_is_advised_where_it_shortens_the_waiting_and_not_told_elsewhere(
+    tmp_path: Path, busy: tuple[str, Report]
+) -> None:
     rng = random.Random(5)
     requests = [
         OfferedRequest(str(number), float(number), array("i", rng.choices(range(50), k=80)), rng.randint(30, 90))
@@ -312,9 +326,7 @@ def test_swap_space_is_advised_where_it_shortens_the_waiting_and_not_told_elsewh
     assert swap.caveat == "assumes that blocks move at 3.73 GiB per second, as --preemption auto does"
     assert f"\n      note: {swap.caveat}\n" in str(report)
 
-    report = make_report(
-        str(busy_log(tmp_path / "busy.steplog")), QUIET, limit=1000
-    )  # what is lost is soon computed again
+    report = busy[1]  # what is lost is soon computed again
     assert [trial for trial in trials(report.recorded, SHORT_OF_BLOCKS) if "--swap-space" in trial.setting]
     assert not [found for found in report.findings if "--swap-space" in found.setting]
     assert {found.caveat for found in report.findings if found.verdict == NO_GAIN} == {""}
@@ -453,8 +465,8 @@ def test_every_part_of_a_report_says_how_far_it_is(tmp_path: Path) -> None:
         assert f"reading the run of {name}  [####################] 100 %" in stream.getvalue()
 
 
-def test_a_page_has_the_tables_and_charts_of_the_report(tmp_path: Path) -> None:
-    report = make_report(str(busy_log(tmp_path / "run.steplog")), QUIET, limit=1000)
+def test_a_page_has_the_tables_and_charts_of_the_report(busy: tuple[str, Report]) -> None:
+    report = busy[1]
     page = report_document(report)
     parts = [part for section in page.sections for part in section.parts]
     settings_told = [row[0] for row in parts[0].rows] if isinstance(parts[0], Table) else []

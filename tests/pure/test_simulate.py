@@ -219,7 +219,7 @@ def brute_force_hits(prompts: list[array[int]], answers: list[array[int]], block
     return hits
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     seed=st.integers(0, 1 << 32),
     index=st.sampled_from(INDEXES),
@@ -281,7 +281,7 @@ def test_affinity_hits_more_than_taking_turns() -> None:
 # ---- the same plans -------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 1 << 32))
 def test_the_log_of_a_run_gives_the_same_plans(seed: int) -> None:
     rng = random.Random(seed)
@@ -295,7 +295,7 @@ def test_the_log_of_a_run_gives_the_same_plans(seed: int) -> None:
     assert replay(io.BytesIO(logs[0])) == result.num_steps
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 1 << 32))
 def test_a_log_offers_what_was_asked_in_order(seed: int) -> None:
     rng = random.Random(seed)

@@ -114,7 +114,7 @@ def draw_setup(rng: random.Random) -> EngineSetup:
     return replace(SMALL, scheduler=scheduler, memory=memory)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 1 << 32), policy=st.sampled_from(ROUTERS), num_replicas=st.integers(1, 3))
 def test_texts_are_the_same_whatever_happens_to_replicas(seed: int, policy: str, num_replicas: int) -> None:
     rng = random.Random(seed)
