@@ -98,7 +98,7 @@ def test_the_larger_a_block_the_less_of_it_is_filled() -> None:
 
 
 def test_swap_moves_what_recompute_computes_again() -> None:
-    for size, *_, tokens, _, moved in figure("swap", 40).tables[0].rows:
+    for size, *_, tokens, _, moved in figure("swap").tables[0].rows:
         assert (tokens == "0") == (moved == "0")
         if size == "1":
             assert int(moved.replace(",", "")) == 2 * int(tokens.replace(",", ""))
