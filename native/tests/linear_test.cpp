@@ -471,8 +471,8 @@ void test_packing(const Kernels& kernels, Stored type) {
                 as_described &= packed == (filled ? matrix.value(output, i) : 0.0F);
             }
         }
-        expect(matrix.panels.size() ==
-                   static_cast<std::size_t>(num_panels) * 16 * padded_inputs * bytes_of(matrix.view.type),
+        expect(matrix.panels.size() == static_cast<std::size_t>(num_panels) * 16 * padded_inputs *
+                                           (type.as == StoredType::kFloat32 ? 4 : 2),
                "%s: size of %d x %d", kernels.name, shape.num_outputs, shape.num_inputs);
         expect(as_described, "%s: layout of %d x %d", kernels.name, shape.num_outputs, shape.num_inputs);
     }
@@ -515,9 +515,10 @@ void test_blocks(const Kernels& kernels, StoredType type) {
 // Gate and up of two types: the same numbers as from one product after the other.
 void test_mixed_gate(const Kernels& kernels) {
     Random random(9);
-    const StoredType types[] = {StoredType::kFloat32, StoredType::kQ8_0, StoredType::kQ4_1, StoredType::kBfloat16};
-    for (const StoredType of_gate : types) {
-        for (const StoredType of_up : types) {
+    std::vector<Stored> types = {StoredType::kFloat32, StoredType::kQ8_0, StoredType::kQ4_1, StoredType::kBfloat16};
+    if (kernels.has_compact) types.emplace_back(StoredType::kBfloat16, true);
+    for (const Stored& of_gate : types) {
+        for (const Stored& of_up : types) {
             const Matrix gate(kernels, of_gate, 150, 67, true, random), up(kernels, of_up, 150, 67, true, random);
             const int stride = stride_of(gate);
             for (const int num_rows : {1, 9, 70}) {
@@ -530,8 +531,8 @@ void test_mixed_gate(const Kernels& kernels) {
                                Activation::kRelu);
                 for (std::size_t i = 0; i < output.size(); ++i) {
                     const float share = gated[i] < 0.0F ? 0.0F : gated[i];
-                    expect(output[i] == share * up_alone[i], "%s: gate of type %d and up of %d", kernels.name,
-                           static_cast<int>(of_gate), static_cast<int>(of_up));
+                    expect(output[i] == share * up_alone[i], "%s: gate is %s and up is %s", kernels.name, gate.name(),
+                           up.name());
                 }
             }
         }

@@ -19,6 +19,7 @@ from quire.compute.gguf.tensors import GgufTensors
 from quire.compute.models import read_model
 from quire.compute.models.parts import Part
 from quire.compute.models.source import ModelFolder
+from quire.compute.native.load import kernels_for
 from quire.compute.weights.decoder_weights import WeightReader, weight_bytes
 from quire.core.config import EngineConfig
 from quire.core.errors import CheckpointError
@@ -119,7 +120,9 @@ def test_the_table_of_layer_inputs_takes_memory_only_as_a_copy(
     source = GgufFile(path)
     block_types = source.block_types() if weights == "auto" else {}
     row_bytes = 128 * 34 // 32 if name in block_types else 128 * 2
-    expected = weight_bytes(read_model(source).spec, "bfloat16", "auto", block_types)
+    expected = weight_bytes(
+        read_model(source).spec, "bfloat16", "auto", block_types, compact=kernels_for(None).has_compact
+    )
     assert planned_bytes(path, weights=weights) == expected - is_mapped * 128 * row_bytes
 
 

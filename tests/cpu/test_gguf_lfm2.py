@@ -82,8 +82,8 @@ def test_names_are_those_of_llama_cpp(form: str, tmp_path: Path) -> None:
 def test_packed_files_take_the_memory_that_a_plan_expects(form: str, kind: str, tmp_path: Path) -> None:
     path = write_gguf(folder_of(form, tmp_path / "model"), tmp_path / "m.gguf", kind)
     spec, block_types = read_model(GgufFile(path)).spec, GgufFile(path).block_types()
-    planned = plan_engine(EngineConfig(model=str(path), skip_tokenizer_init=True)).backend.facts.weight_bytes
-    assert planned == weight_bytes(spec, "bfloat16", "auto", block_types)
+    facts = plan_engine(EngineConfig(model=str(path), skip_tokenizer_init=True)).backend.facts
+    assert facts.weight_bytes == weight_bytes(spec, "bfloat16", "auto", block_types, compact=facts.compact)
     in_proj = "model.layers.0.conv.in_proj.weight"
     assert block_types.get(in_proj) == (None if kind == "BF16" else kind)
     assert len(answer_of(path)[0]) == len(answer_of(path, weights="widened")[0]) == 12

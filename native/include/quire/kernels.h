@@ -49,10 +49,6 @@ QUIRE_INLINE constexpr int round_up(int value, int multiple) { return (value + m
 // The numbers of a matrix; compact: bfloat16 in 12 bits; coded: with a Coding.
 enum class NumberType { kFloat32, kBfloat16, kCompact, kCoded };
 
-QUIRE_INLINE constexpr std::size_t bytes_of(NumberType type) {
-    return type == NumberType::kFloat32 ? 4 : type == NumberType::kBfloat16 ? 2 : 1;
-}
-
 // The type of stored keys and values. kK8V4: keys are int8, values have 4 bits; kInt4: both have 4 bits. Numbers of 4
 // bits are rotated by a Hadamard matrix, and stored as integers from 0 to 15 with a scale and a minimum.
 enum class KvType { kFloat32, kBfloat16, kInt8, kK8V4, kInt4 };

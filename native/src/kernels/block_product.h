@@ -172,10 +172,14 @@ template <typename Number>
 struct TileRows {
     static constexpr int kEach = kTileRows, kMost = kMostTileRows;
 };
-// Registers also have the bytes of exponents.
+// Bytes and exponents need registers too.
 template <>
 struct TileRows<Compact> {
+#if defined(__AVX512F__)
     static constexpr int kEach = 5, kMost = 5;
+#else
+    static constexpr int kEach = 1, kMost = 1;
+#endif
 };
 
 // The panels of a block, of one matrix or two, and the first panel of the next block.

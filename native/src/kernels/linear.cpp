@@ -89,14 +89,14 @@ class ChunkProduct {
             const int row = num_rows_ * t / num_tiles_, end = num_rows_ * (t + 1) / num_tiles_;
             for (int p = 0; p < count; p += panels_each) {
                 const int num_panels = least(panels_each, count - p);
-                multiply_tile<TileRows<Number>::kMost, kGroupPanels>(Tile<Number>{.rows = rows_.at(row, input),
-                                                                                  .row_stride = rows_.stride(),
-                                                                                  .weights = weights.after(p),
-                                                                                  .num_steps = steps,
-                                                                                  .sums = sums + row * sums_stride + p,
-                                                                                  .sums_stride = sums_stride,
-                                                                                  .fetch = {next.from, offset, pace}},
-                                                                     end - row, num_panels);
+                const Tile<Number> tile = {.rows = rows_.at(row, input),
+                                           .row_stride = rows_.stride(),
+                                           .weights = weights.after(p),
+                                           .num_steps = steps,
+                                           .sums = sums + row * sums_stride + p,
+                                           .sums_stride = sums_stride,
+                                           .fetch = {next.from, offset, pace}};
+                multiply_tile<TileRows<Number>::kMost, kGroupPanels>(tile, end - row, num_panels);
                 offset += pace * steps * num_panels;
             }
         }
@@ -188,7 +188,7 @@ constexpr int kMostRowsInRegisters = 0;
 #elif defined(__AVX512F__)
 constexpr int kMostRowsInRegisters = kBlockRows;
 #else
-constexpr int kMostRowsInRegisters = 1;
+constexpr int kMostRowsInRegisters = TileRows<Compact>::kMost;
 #endif
 
 // The products of all four panels of each group, because they are in the same registers.

@@ -24,7 +24,14 @@ from quire.compute.models.parts import Part, PartShape
 from quire.compute.models.source import ModelFolder, ModelSource
 from quire.compute.models.sublayers import ExpertsSpec
 from quire.compute.weights.codes import GROUP, coded_row_bytes
-from quire.compute.weights.decoder_weights import HEAD_PARTS, OF_LATENTS, is_matrix, is_product, kept_type
+from quire.compute.weights.decoder_weights import (
+    HEAD_PARTS,
+    OF_LATENTS,
+    compact_bytes,
+    is_matrix,
+    is_product,
+    kept_type,
+)
 from quire.core.config import AUTO
 from quire.core.errors import ModelError
 from quire.core.kv_spec import RECURRENT, SHARED, KVCacheSpec, KVHeads
@@ -79,7 +86,7 @@ def shape_of(name: str, model: ModelDescription, facts: BackendFacts | None = No
     """Return the shape of a model. With `facts`, count heads and weights as that engine stores them."""
     spec = model.spec
     block_types = model.source.block_types() if facts is not None and facts.block_types else {}
-    counts = _Counts(spec, block_types)
+    counts = _Counts(spec, block_types, facts is not None and facts.compact)
     once = spec.model_parts()
     head_part = Part.EMBEDDING if spec.tied_head else Part.HEAD
     head = counts.of({head_part: once.pop(head_part)})
@@ -141,6 +148,7 @@ class _Counts:
 
     spec: DecoderSpec
     block_types: Mapping[str, str]
+    compact: bool
 
     def of(self, parts: Mapping[Part, PartShape], layer: int = 0) -> WeightCount:
         """Count the numbers of the parts of a layer, or of one of its experts."""
@@ -156,6 +164,7 @@ class _Counts:
             return WeightCount(plain=size)
         if not is_product(self.spec, part):
             return WeightCount(tables=size, floats=biases, kept_in_tables=kept, kept_table_bytes=kept_bytes)
+        compact = size if self.compact and not kind else 0
         groups = outputs * -(-shape.weight[1] // GROUP)
         in_head = part in HEAD_PARTS
         return WeightCount(
@@ -166,4 +175,6 @@ class _Counts:
             head_groups=groups if in_head else 0,
             kept=kept,
             kept_bytes=kept_bytes,
+            compact=compact,
+            compact_bytes=compact_bytes(outputs, shape.weight[1]) if compact else 0,
         )

@@ -35,7 +35,7 @@ class WeightCount:
     the `head_groups` have at least 8 bits; `plain` matrices always have the dtype; `tables`: in the dtype, looked up
     and never multiplied; `floats`: always in float32 (norms, biases, routers). With weights "auto", `kept` of the
     matrices and `kept_in_tables` of the tables keep the format of their file, and take `kept_bytes` and
-    `kept_table_bytes`.
+    `kept_table_bytes`. `compact` of the matrices take `compact_bytes` unless they become codes.
 
     >>> count = WeightCount(matrices=640, rows=10, tables=50, floats=5, groups=20, kept=320, kept_bytes=180)
     >>> [count.num_bytes("bfloat16", weights) for weights in ("auto", "widened", "int8", "int8_groups")]
@@ -53,6 +53,8 @@ class WeightCount:
     kept_in_tables: int = 0
     kept_table_bytes: int = 0
     plain: int = 0
+    compact: int = 0
+    compact_bytes: int = 0
 
     def __add__(self, other: WeightCount) -> WeightCount:
         return WeightCount(*map(add, astuple(self), astuple(other)))
@@ -81,7 +83,7 @@ class WeightCount:
         elif weights == "int8":
             matrices = self.matrices + self.rows * SCALE_BYTES
         else:
-            matrices = self.matrices * DTYPE_BYTES[dtype]
+            matrices = (self.matrices - self.compact) * DTYPE_BYTES[dtype] + self.compact_bytes
         if weights == "auto":
             matrices += self.kept_bytes - self.kept * DTYPE_BYTES[dtype]
         return matrices + self.plain * DTYPE_BYTES[dtype] + self.floats * FLOAT_BYTES

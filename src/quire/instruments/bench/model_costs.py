@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from quire.cli.model_shapes import shape_of
 from quire.compute.backend import BackendFacts
 from quire.compute.models import ModelDescription
-from quire.compute.weights.decoder_weights import weight_bytes
 from quire.simulate.model_shape import ModelShape
 
 
@@ -60,9 +59,4 @@ def model_costs(model: ModelDescription, facts: BackendFacts) -> ModelCosts | No
         return None
     shape = shape_of(model.architecture, model, facts)
     read = (shape.layers + shape.head).read_bytes(facts.dtype, facts.weights)
-    if facts.compact and not facts.block_types:
-        plain, compact = (
-            weight_bytes(model.spec, facts.dtype, facts.weights, compact=compact) for compact in (False, True)
-        )
-        read -= plain - compact
     return ModelCosts(shape, read, facts.kv_spec.bytes_per_layer_token)
