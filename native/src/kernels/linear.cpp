@@ -241,9 +241,9 @@ class BlockProduct<Compact> {
         const int place = exception.place, lane = place / kInputs % kPanelWidth;
         const int index = place / kRecordNumbers * kInputs + place % kInputs;
         const float weight = widened(exception.number);
-        for (int r = 0; r < num_rows_; ++r) {
-            Floats& sum = sums_[r][place / kRegisterNumbers % kGroupPanels];
-            sum.part[lane / kPartLanes][lane % kPartLanes] += widened_.number(r, start, index) * weight;
+        float* sum = reinterpret_cast<float*>(&sums_[0][place / kRegisterNumbers % kGroupPanels]) + lane;
+        for (int r = 0; r < num_rows_; ++r, sum += kGroupPanels * kPanelWidth) {
+            *sum += widened_.number(r, start, index) * weight;
         }
     }
 
