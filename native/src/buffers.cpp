@@ -24,7 +24,6 @@ std::byte* Arena::take(std::size_t num_bytes) {
 }
 
 void Arena::give_back(const void* first) {
-    if (first == nullptr) return;
     Piece& piece = pieces_.back();
     piece.num_used = static_cast<const std::byte*>(first) - piece.memory.data();
 }

@@ -14,8 +14,10 @@ void PackedMatrix::pack(const Kernels& kernels, ThreadTeam* team, Arena& memory,
     if (form == Form::kSmallest && as == StoredType::kBfloat16 && kernels.has_compact) {
         const std::size_t plain_bytes = kernels.packed_bytes(shape_);
         shape_.type = NumberType::kCompact;
-        if (kernels.packed_bytes(shape_) < plain_bytes && fill(kernels, team, memory, rows, as)) return;
-        memory.give_back(shape_.panels);
+        if (kernels.packed_bytes(shape_) < plain_bytes) {
+            if (fill(kernels, team, memory, rows, as)) return;
+            memory.give_back(shape_.panels);
+        }
         shape_.type = NumberType::kBfloat16;
     }
     fill(kernels, team, memory, rows, as);

@@ -53,7 +53,7 @@ class Arena {
   public:
     // Returns uninitialised memory, aligned to a cache line. Throws std::bad_alloc.
     std::byte* take(std::size_t num_bytes);
-    // Takes back what was taken last, from `first` on; null: nothing.
+    // Takes back what was taken last, which begins at `first`.
     void give_back(const void* first);
 
     // The memory allocated so far.
