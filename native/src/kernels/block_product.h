@@ -1,15 +1,16 @@
 // Blocks and tiles: cut a product for the caches and the registers of one core (see linear.cpp).
 #pragma once
 
+#include <cstring>
+
 #include "compact.h"
 #include "panels.h"
 #include "quire/simd.h"
+#include "tiles.h"
 
 namespace quire::QUIRE_ISA {
 
-constexpr int kBlockRows = 64, kBlockPanels = 16;
-// The most groups of the panels of a block, for one matrix or two.
-constexpr int kBlockGroups = kBlockPanels / kGroupPanels + 2;
+constexpr int kBlockRows = 64;
 // kTileRows: the rows of most tiles. kMostTileRows: up to this many rows go through a chunk as one tile. tile_panels:
 // the most panels of a tile. Each sum takes kParts of the 32 (AVX-512) or 16 registers, and so do the weights of a
 // panel.
@@ -24,19 +25,21 @@ constexpr int kTileRows = 3, kMostTileRows = 3;
 constexpr int tile_panels(int num_rows) { return 3 / num_rows; }
 #endif
 
-typedef Floats BlockSums[kBlockRows][kBlockPanels];
+// The sums of a block. All types of matrices write those of its panels; compact ones write all of the group.
+typedef Floats BlockSums[kBlockRows][kGroupPanels];
 
 // What to prefetch while a tile is computed. `offset` and `pace` are in 1/256 bytes.
 struct Fetch {
     const char* from;
     std::size_t offset;
-    std::size_t pace;  // for each step and panel
+    std::size_t pace;  // for each step and panel; 0: prefetch nothing
 };
 
 // The weights of a tile, step by step.
 template <typename Number>
 struct StepWeights {
     static constexpr int kLeastPanels = 1;  // of a tile
+    static constexpr int kLocality = 3;     // of prefetches: the nearest cache
     static constexpr std::size_t kPanelBytes = kPanelWidth * Step<Number>::kInputs * sizeof(Number);
 
     const Number* from;
@@ -53,11 +56,13 @@ struct StepWeights {
     }
 };
 
+#if defined(__AVX2__)
 // Four panels, which are in the same registers.
 template <>
 struct StepWeights<Compact> {
-#if defined(__AVX2__)
     static constexpr int kLeastPanels = kGroupPanels;
+    // The second cache. With so few rows memory is the limit, and the nearest cache waits for fewer lines at a time.
+    static constexpr int kLocality = 2;
     static constexpr std::size_t kPanelBytes = kRecordBytes / kGroupPanels;
 
     const std::byte* from;
@@ -67,12 +72,44 @@ struct StepWeights<Compact> {
 
     QUIRE_INLINE void next(Step<Compact>::Vector (&weights)[kGroupPanels]) {
         Register panels[kGroupPanels];
-        widen(from, exponents, panels);
+        next_panels(panels);
         QUIRE_UNROLLED for (int p = 0; p < kGroupPanels; ++p) weights[p] = Step<Compact>::vector_of(panels[p]);
+    }
+
+    QUIRE_INLINE void next_panels(Register (&panels)[kGroupPanels]) {
+        widen(from, exponents, panels);
         from += kRecordBytes;
     }
-#endif
 };
+
+// Compact weights that are also kept in plain form, for the other rows.
+struct KeptCompact {};
+
+template <>
+struct Step<KeptCompact> : Step<Compact> {};
+
+template <>
+struct StepWeights<KeptCompact> {
+    static constexpr int kLeastPanels = kGroupPanels;
+    static constexpr int kLocality = 3;
+    static constexpr std::size_t kPanelBytes = StepWeights<Compact>::kPanelBytes;
+
+    StepWeights<Compact> compact;
+    std::uint16_t* to;
+
+    StepWeights after(int) const { return *this; }
+
+    QUIRE_INLINE void next(Step<Compact>::Vector (&weights)[kGroupPanels]) {
+        Register panels[kGroupPanels];
+        compact.next_panels(panels);
+        QUIRE_UNROLLED for (int p = 0; p < kGroupPanels; ++p) {
+            weights[p] = Step<Compact>::vector_of(panels[p]);
+            std::memcpy(to + p * kRegisterNumbers, &panels[p], sizeof panels[p]);
+        }
+        to += kRecordNumbers;
+    }
+};
+#endif
 
 template <typename Number>
 struct Tile {
@@ -80,8 +117,7 @@ struct Tile {
     std::size_t row_stride;
     StepWeights<Number> weights;
     int num_steps;
-    Floats* sums;
-    int sums_stride;
+    Floats (*sums)[kGroupPanels];
     Fetch fetch;
 };
 
@@ -114,19 +150,13 @@ class StepInputs {
 template <int kRows, int kPanels, typename Number>
 void multiply(const Tile<Number>& tile) {
     using Each = Step<Number>;
-    // How often to prefetch. With few rows memory is the limit: once for each step and panel. bfloat16 then asks twice
-    // for most lines, which helps, because a busy processor drops prefetches. With more rows fewer instructions count:
-    // once for each line, after every fourth step.
-    constexpr bool kMemoryBound = kRows <= 2;
-    constexpr int kSteps = kMemoryBound ? 1 : 4;
-    constexpr int kPrefetches =
-        kMemoryBound ? kPanels : kSteps * kPanels * StepWeights<Number>::kPanelBytes / kLineBytes;
+    // Once for each line, after every fourth step: few instructions.
+    constexpr int kSteps = 4, kPrefetches = kSteps * kPanels * StepWeights<Number>::kPanelBytes / kLineBytes;
     StepInputs<kRows, typename Each::Input> inputs(tile.rows, tile.row_stride);
     StepWeights<Number> stream = tile.weights;
     typename Each::Sum sums[kRows][kPanels];
     QUIRE_UNROLLED for (int r = 0; r < kRows; ++r) {
-        QUIRE_UNROLLED for (int p = 0; p < kPanels; ++p) sums[r][p] =
-            Each::sum_from(tile.sums[r * tile.sums_stride + p]);
+        QUIRE_UNROLLED for (int p = 0; p < kPanels; ++p) sums[r][p] = Each::sum_from(tile.sums[r][p]);
     }
     const auto step = [&]() __attribute__((always_inline)) {
         typename Each::Vector weights[kPanels];
@@ -143,14 +173,15 @@ void multiply(const Tile<Number>& tile) {
     for (; left >= kSteps; left -= kSteps) {
         // Two at a time: with more, gcc 12 keeps some sums in memory.
         _Pragma("GCC unroll 2") for (int i = 0; i < kSteps; ++i) step();
+        if (pace == 0) continue;
         QUIRE_UNROLLED for (int i = 0; i < kPrefetches; ++i) {
-            __builtin_prefetch(tile.fetch.from + (fetched >> 8), 0, 3);
+            __builtin_prefetch(tile.fetch.from + (fetched >> 8), 0, StepWeights<Number>::kLocality);
             fetched += pace;
         }
     }
     for (; left > 0; --left) step();
     QUIRE_UNROLLED for (int r = 0; r < kRows; ++r) {
-        QUIRE_UNROLLED for (int p = 0; p < kPanels; ++p) tile.sums[r * tile.sums_stride + p] = to_floats(sums[r][p]);
+        QUIRE_UNROLLED for (int p = 0; p < kPanels; ++p) tile.sums[r][p] = to_floats(sums[r][p]);
     }
 }
 
@@ -181,20 +212,31 @@ struct TileRows<Compact> {
     static constexpr int kEach = 1, kMost = 1;
 #endif
 };
+#if defined(__AVX2__)
+template <>
+struct TileRows<KeptCompact> : TileRows<Compact> {};
 
-// The panels of a block, of one matrix or two, and the first panel of the next block.
-template <typename Number>
-struct BlockPanels {
-    Panels<Number> groups[kBlockGroups], next;
-    int num_groups = 0;
+// For up to this many rows, each tile widens compact weights for itself. For more, the first tile keeps them for the
+// other rows if it has kKeptRows rows; else they are widened before. A matrix unit reads its tiles from memory.
+#if QUIRE_HAS_TILES
+constexpr int kMostRowsInRegisters = 0, kKeptRows = 0;
+#else
+constexpr int kMostRowsInRegisters = 2 * TileRows<Compact>::kMost;
+constexpr int kKeptRows = TileRows<Compact>::kMost > 1 ? TileRows<Compact>::kMost : 0;
+#endif
+#endif
 
-    BlockPanels(const MatrixView& matrix, int next_panel) : next(panels_from<Number>(matrix, next_panel, 1)) {}
-
-    void add(const MatrixView& matrix, int panel, int count) {
-        for (const int end = panel + count; panel < end; panel += groups[num_groups++].count) {
-            groups[num_groups] = panels_from<Number>(matrix, panel, end - panel);
-        }
-    }
+// Panels of one group, and some rows; and the start of the chunk to prefetch at the end.
+struct Block {
+    const MatrixView& matrix;
+    const LinearInput& input;
+    int first_row, num_rows, first_panel, num_panels;
+    const char* next;
 };
+
+// BlockProduct<Number>(block, sums): sums[r][p] = the products of the rows with the 16 outputs of panel p of the group.
+// BlockProduct<Number>::start(matrix, panel): where a block that begins with this panel has its first chunk.
+template <typename Number>
+class BlockProduct;
 
 }  // namespace quire::QUIRE_ISA

@@ -23,7 +23,7 @@ struct Coded {};
 // The memory to prefetch while a tile is computed: `pace` is in 1/256 bytes, for each step and panel, and so is the
 // current place. Spread like this, prefetches rarely fill the processor's queue: a full queue drops new ones.
 struct CodedFetch {
-    const std::byte* from;
+    const char* from;
     std::size_t reached, pace;
 };
 
@@ -124,7 +124,7 @@ struct CodedTile {
     ChunkScales scales, minimums;
     int num_units, middle;
     bool has_minimums;
-    Floats (*sums)[kBlockPanels];
+    Floats (*sums)[kGroupPanels];
     CodedFetch fetch;
 };
 
@@ -148,7 +148,7 @@ struct TileSums {
 
 // The same, left in memory.
 struct StoredSums {
-    Floats (*of)[kBlockPanels];
+    Floats (*of)[kGroupPanels];
 
     explicit StoredSums(const CodedTile& tile) : of(tile.sums) {}
     void store() const {}
@@ -248,7 +248,7 @@ void multiply_codes(const CodedTile& tile) {
 struct SpanChunk {
     const CodedPanels& panels;
     int input, num_inputs;
-    const std::byte* next;  // the chunk to prefetch
+    const char* next;  // the chunk to prefetch
 
     const std::byte* stored() const { return panels.at(input); }
     std::size_t bytes() const { return panels.layout.chunk_bytes(num_inputs); }
@@ -273,49 +273,26 @@ void multiply_coded_tile(const CodedTile& tile, int num_rows, int num_panels) {
 }
 
 template <>
-struct BlockPanels<Coded> {
-    CodedPanels groups[kBlockGroups], next;
-    int num_groups = 0;
-
-    BlockPanels(const MatrixView& matrix, int next_panel) : next(coded_panels_from(matrix, next_panel, 1)) {}
-
-    void add(const MatrixView& matrix, int panel, int count) {
-        for (const int end = panel + count; panel < end && num_groups < kBlockGroups;
-             panel += groups[num_groups++].count) {
-            groups[num_groups] = coded_panels_from(matrix, panel, end - panel);
-        }
-    }
-};
-
-template <typename Number>
-class BlockProduct;
-
-// sums[r][p] = the products of the first rows of `input` with the 16 outputs of each panel
-template <>
 class BlockProduct<Coded> {
   public:
-    BlockProduct(const MatrixView& matrix, const BlockPanels<Coded>& panels, const LinearInput& input, int first_row,
-                 int num_rows, BlockSums& sums)
-        : rounded_(input.rounded), first_row_(first_row), num_rows_(num_rows), sums_(sums) {
-        for (int r = 0; r < num_rows; ++r) {
-            for (Floats& sum : sums[r]) sum = broadcast(0.0F);
-        }
-        int panel = 0;
-        for (int g = 0; g < panels.num_groups; panel += panels.groups[g++].count) {
-            const CodedPanels& group = panels.groups[g];
-            for (int from = 0; from < matrix.num_inputs; from += kChunkInputs) {
-                // The next chunk: of this group, the next group or the next block.
-                const std::byte* next = from + kChunkInputs < matrix.num_inputs ? group.at(from + kChunkInputs)
-                                        : g + 1 < panels.num_groups             ? panels.groups[g + 1].at(0)
-                                                                                : panels.next.at(0);
-                const int num_inputs = round_up(least(kChunkInputs, matrix.num_inputs - from), kCodedGroup);
-                add_chunk({group, from, num_inputs, next}, panel);
-            }
+    static const char* start(const MatrixView& matrix, int panel) {
+        return reinterpret_cast<const char*>(coded_panels_from(matrix, panel, 1).at(0));
+    }
+
+    BlockProduct(const Block& block, BlockSums& sums)
+        : rounded_(block.input.rounded), first_row_(block.first_row), num_rows_(block.num_rows), sums_(sums) {
+        const CodedPanels panels = coded_panels_from(block.matrix, block.first_panel, block.num_panels);
+        const int all_inputs = block.matrix.num_inputs;
+        for (int from = 0; from < all_inputs; from += kChunkInputs) {
+            const int left = all_inputs - from;
+            const char* next =
+                left > kChunkInputs ? reinterpret_cast<const char*>(panels.at(from + kChunkInputs)) : block.next;
+            add_chunk({panels, from, round_up(least(kChunkInputs, left), kCodedGroup), next});
         }
     }
 
   private:
-    void add_chunk(const SpanChunk& chunk, int panel) {
+    void add_chunk(const SpanChunk& chunk) {
         const int count = chunk.panels.count;
         const int num_tiles = pieces_of(num_rows_, num_rows_ <= kMostFewRows ? kFewRows : kCodedRows);
         // All tiles together fetch the next chunk.
@@ -327,13 +304,13 @@ class BlockProduct<Coded> {
                 num_panels = coded_panels(num_rows);
                 while (num_panels > count - p) num_panels /= 2;
                 add_tile(chunk, {row, num_rows, p, num_panels},
-                         reinterpret_cast<Floats(*)[kBlockPanels]>(&sums_[row][panel + p]), fetch);
+                         reinterpret_cast<Floats(*)[kGroupPanels]>(&sums_[row][chunk.panels.place + p]), fetch);
                 fetch.reached += fetch.pace * steps * num_panels;
             }
         }
     }
 
-    void add_tile(const SpanChunk& chunk, const LinearTile& place, Floats (*sums)[kBlockPanels],
+    void add_tile(const SpanChunk& chunk, const LinearTile& place, Floats (*sums)[kGroupPanels],
                   const CodedFetch& fetch) const {
         const Coding& coding = chunk.panels.layout.coding;
         const int first = chunk.panels.place + place.first_panel;

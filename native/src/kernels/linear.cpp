@@ -5,8 +5,8 @@
 // number of rows and any cut of rows and panels. The cuts, from the outside in, only change which
 // memory the numbers are read from:
 //
-//     block    up to 64 rows and 16 panels; their sums are in scratch memory
-//     chunk    256 inputs of a block, of up to four panels
+//     block    up to 64 rows and the panels of a group, up to four; their sums are in scratch memory
+//     chunk    256 inputs of a block
 //     tile     some rows and panels of a chunk: sums are in registers, and each weight is loaded once for all rows
 //
 // The weights of a chunk stay in the nearest cache while all rows of the block use them. Meanwhile
@@ -60,6 +60,10 @@ template <>
 class BlockRows<Compact> : public BlockRows<std::uint16_t> {
     using BlockRows<std::uint16_t>::BlockRows;
 };
+template <>
+class BlockRows<KeptCompact> : public BlockRows<std::uint16_t> {
+    using BlockRows<std::uint16_t>::BlockRows;
+};
 #endif
 
 // The next chunk, prefetched during a chunk.
@@ -79,10 +83,9 @@ class ChunkProduct {
           num_tiles_(num_rows <= TileRows<Number>::kMost ? 1 : pieces_of(num_rows, TileRows<Number>::kEach)) {}
 
     // Adds to `sums` the products with some panels of the chunk that begins with an input.
-    void add(const StepWeights<Number>& weights, int count, int input, int steps, Floats* sums, int sums_stride,
+    void add(const StepWeights<Number>& weights, int count, int input, int steps, Floats (*sums)[kGroupPanels],
              const NextChunk& next) const {
-        const int most_panels = tile_panels(pieces_of(num_rows_, num_tiles_));
-        const int panels_each = pieces_of(count, pieces_of(count, most_panels));
+        const int panels_each = panels_of_tile(count);
         std::size_t offset = 0;
         const std::size_t pace = (next.num_bytes << 8) / (steps * num_tiles_ * count);
         for (int t = 0; t < num_tiles_; ++t) {
@@ -93,8 +96,7 @@ class ChunkProduct {
                                            .row_stride = rows_.stride(),
                                            .weights = weights.after(p),
                                            .num_steps = steps,
-                                           .sums = sums + row * sums_stride + p,
-                                           .sums_stride = sums_stride,
+                                           .sums = reinterpret_cast<Floats(*)[kGroupPanels]>(&sums[row][p]),
                                            .fetch = {next.from, offset, pace}};
                 multiply_tile<TileRows<Number>::kMost, kGroupPanels>(tile, end - row, num_panels);
                 offset += pace * steps * num_panels;
@@ -102,10 +104,19 @@ class ChunkProduct {
         }
     }
 
+    // What to prefetch. One tile reads all of a chunk in order: then the processor's own prefetchers are faster.
+    NextChunk next_chunk(const char* from, std::size_t num_bytes, int count) const {
+        return {from, num_tiles_ == 1 && panels_of_tile(count) == count ? 0 : num_bytes};
+    }
+
     // A number of a row, as products take it, of the chunk that begins with an input.
     float number(int row, int input, int index) const { return number_at(rows_.at(row, input), index); }
 
   private:
+    int panels_of_tile(int count) const {
+        return pieces_of(count, pieces_of(count, tile_panels(pieces_of(num_rows_, num_tiles_))));
+    }
+
     static float number_at(const float* row, int index) { return row[index]; }
     static float number_at(const std::uint32_t* pairs, int index) {
         return widened(static_cast<std::uint16_t>(pairs[index / 2] >> index % 2 * 16));
@@ -120,137 +131,114 @@ class ChunkProduct {
 // For any number of rows, because this unit adds in its own order.
 template <>
 void ChunkProduct<std::uint16_t>::add(const StepWeights<std::uint16_t>& weights, int count, int input, int steps,
-                                      Floats* sums, int sums_stride, const NextChunk& next) const {
+                                      Floats (*sums)[kGroupPanels], const NextChunk& next) const {
     static_assert(kChunkInputs % (kTileSteps * Step<std::uint16_t>::kInputs) == 0);
     tiles_.add({.rows = rows_.at(0, input),
                 .row_stride = rows_.stride(),
                 .weights = {.first = weights.from, .step = weights.step, .count = count},
                 .num_steps = steps,
                 .sums = reinterpret_cast<float*>(sums),
-                .sums_stride = static_cast<std::size_t>(sums_stride) * kPanelWidth,
+                .sums_stride = kGroupPanels * kPanelWidth,
                 .next = next.from});
 }
 #endif
 
-// sums[r][p] = the products of the first rows of `input` with the 16 outputs of each panel
 template <typename Number>
 class BlockProduct {
   public:
-    BlockProduct(const MatrixView& matrix, const BlockPanels<Number>& panels, const LinearInput& input, int first_row,
-                 int num_rows, BlockSums& sums) {
-        const ChunkProduct<Number> product(input, first_row, num_rows);
-        for (int r = 0; r < num_rows; ++r) {
-            for (Floats& sum : sums[r]) sum = broadcast(0.0F);
-        }
-        for (int g = 0, panel = 0; g < panels.num_groups; panel += panels.groups[g++].count) {
-            const Panels<Number>& group = panels.groups[g];
-            const char* next_group = bytes_at(g + 1 < panels.num_groups ? panels.groups[g + 1] : panels.next, 0);
-            for (int start = 0; start < matrix.num_inputs; start += kChunkInputs) {
-                const int left = matrix.num_inputs - start, steps = num_steps<Number>(least(kChunkInputs, left));
-                const char* next = left > kChunkInputs ? bytes_at(group, start + kChunkInputs) : next_group;
-                product.add({group.at(start / Step<Number>::kInputs), group.step}, group.count, start, steps,
-                            &sums[0][panel], kBlockPanels, {next, steps * group.step * sizeof(Number)});
-            }
-        }
+    static const char* start(const MatrixView& matrix, int panel) {
+        return reinterpret_cast<const char*>(panels_from<Number>(matrix, panel, 1).first);
     }
 
-  private:
-    static const char* bytes_at(const Panels<Number>& group, int input) {
-        return reinterpret_cast<const char*>(group.at(input / Step<Number>::kInputs));
+    BlockProduct(const Block& block, BlockSums& sums) {
+        const ChunkProduct<Number> product(block.input, block.first_row, block.num_rows);
+        const Panels<Number> panels = panels_from<Number>(block.matrix, block.first_panel, block.num_panels);
+        const int place = block.first_panel % kGroupPanels, num_inputs = block.matrix.num_inputs;
+        for (int from = 0; from < num_inputs; from += kChunkInputs) {
+            const int left = num_inputs - from, steps = num_steps<Number>(least(kChunkInputs, left));
+            const Number *chunk = panels.at(from / Step<Number>::kInputs), *end = chunk + steps * panels.step;
+            const char* next = left > kChunkInputs ? reinterpret_cast<const char*>(end) : block.next;
+            product.add({chunk, panels.step}, panels.count, from, steps,
+                        reinterpret_cast<Floats(*)[kGroupPanels]>(&sums[0][place]),
+                        product.next_chunk(next, (end - chunk) * sizeof(Number), panels.count));
+        }
     }
 };
 
 #if defined(__AVX2__)
-template <>
-struct BlockPanels<Compact> {
-    struct Group : CompactGroup {
-        int place, count;  // of the panels of the block in it
-    };
-
-    Group groups[kBlockGroups];
-    CompactGroup next;
-    int num_groups = 0;
-
-    BlockPanels(const MatrixView& matrix, int next_panel) : next(compact_group_of(matrix, next_panel)) {}
-
-    void add(const MatrixView& matrix, int panel, int count) {
-        for (const int end = panel + count; panel < end; panel += groups[num_groups++].count) {
-            const int place = panel % kGroupPanels;
-            groups[num_groups] = {compact_group_of(matrix, panel), place, least(kGroupPanels - place, end - panel)};
-        }
-    }
-};
-
-// Up to this many rows, weights are widened in registers; for more, once for all rows, in the nearest cache. The tiles
-// of a matrix unit are read from memory.
-#if QUIRE_HAS_TILES
-constexpr int kMostRowsInRegisters = 0;
-#elif defined(__AVX512F__)
-constexpr int kMostRowsInRegisters = kBlockRows;
-#else
-constexpr int kMostRowsInRegisters = TileRows<Compact>::kMost;
-#endif
-
-// The products of all four panels of each group, because they are in the same registers.
+// The products of all four panels of the group, because they are in the same registers.
 template <>
 class BlockProduct<Compact> {
   public:
-    BlockProduct(const MatrixView& matrix, const BlockPanels<Compact>& panels, const LinearInput& input, int first_row,
-                 int num_rows, BlockSums& sums)
-        : product_(input, first_row, num_rows), widened_(input, first_row, num_rows), num_rows_(num_rows) {
-        for (int g = 0, panel = 0; g < panels.num_groups; panel += panels.groups[g++].count) {
-            const BlockPanels<Compact>::Group& group = panels.groups[g];
-            const std::byte* next_group = (g + 1 < panels.num_groups ? panels.groups[g + 1] : panels.next).first;
-            for (int r = 0; r < num_rows; ++r) {
-                for (Floats& sum : sums_[r]) sum = broadcast(0.0F);
-            }
-            for (int start = 0; start < matrix.num_inputs; start += kChunkInputs) {
-                const int left = matrix.num_inputs - start;
-                add_chunk(group.at(start), start, num_steps<Compact>(least(kChunkInputs, left)),
-                          left > kChunkInputs ? group.at(start + kChunkInputs) : next_group);
-            }
-            for (int r = 0; r < num_rows; ++r) {
-                for (int p = 0; p < group.count; ++p) sums[r][panel + p] = sums_[r][group.place + p];
-            }
+    static const char* start(const MatrixView& matrix, int panel) {
+        return reinterpret_cast<const char*>(compact_group_of(matrix, panel).first);
+    }
+
+    BlockProduct(const Block& block, BlockSums& sums)
+        : num_rows_(block.num_rows),
+          first_rows_(first_rows_of(num_rows_)),
+          all_(block.input, block.first_row, num_rows_),
+          first_(block.input, block.first_row, first_rows_),
+          others_(block.input, block.first_row + first_rows_, num_rows_ - first_rows_),
+          sums_(sums) {
+        const CompactGroup group = compact_group_of(block.matrix, block.first_panel);
+        const int num_inputs = block.matrix.num_inputs;
+        for (int from = 0; from < num_inputs; from += kChunkInputs) {
+            const int left = num_inputs - from;
+            const std::byte* chunk = group.at(from);
+            const auto& head = *reinterpret_cast<const CompactHead*>(chunk);
+            add_records(
+                {chunk + sizeof head, Exponents(head)}, from, num_steps<Compact>(least(kChunkInputs, left)),
+                left > kChunkInputs ? reinterpret_cast<const char*>(group.at(from + kChunkInputs)) : block.next);
+            for (int i = 0; i < head.num_exceptions; ++i) add_exception(head.exceptions[i], from);
         }
     }
 
   private:
-    void add_chunk(const std::byte* chunk, int start, int steps, const std::byte* next_chunk) {
-        const auto& head = *reinterpret_cast<const CompactHead*>(chunk);
-        const std::byte* records = chunk + sizeof head;
-        const NextChunk next = {reinterpret_cast<const char*>(next_chunk),
-                                sizeof head + steps * std::size_t{kRecordBytes}};
-        if (num_rows_ <= kMostRowsInRegisters) {
-            product_.add({records, Exponents(head)}, kGroupPanels, start, steps, sums_[0], kGroupPanels, next);
+    // The rows that are multiplied while weights are widened.
+    static int first_rows_of(int num_rows) { return num_rows <= kMostRowsInRegisters ? num_rows : kKeptRows; }
+
+    void add_records(StepWeights<Compact> records, int from, int steps, const char* next) {
+        const std::size_t bytes = sizeof(CompactHead) + steps * std::size_t{kRecordBytes};
+        const auto add = [&](const auto& product, const auto& weights, int first_row, const NextChunk& chunk) {
+            product.add(weights, kGroupPanels, from, steps, &sums_[first_row], chunk);
+        };
+        if (first_rows_ == num_rows_) return add(all_, records, 0, all_.next_chunk(next, bytes, kGroupPanels));
+        alignas(kLineBytes) std::uint16_t numbers[kChunkInputs * kGroupPanels * kPanelWidth];
+        const StepWeights<std::uint16_t> widened = {numbers, kRecordNumbers};
+        const std::size_t first_bytes = bytes * first_rows_ / num_rows_;
+        if (first_rows_ > 0) {
+            add(first_, StepWeights<KeptCompact>{records, numbers}, 0, {next, first_bytes});
         } else {
-            alignas(kLineBytes) std::uint16_t numbers[kChunkInputs * kGroupPanels * kPanelWidth];
-            const Exponents exponents(head);
-            for (int i = 0; i < steps; ++i) {
-                Register panels[kGroupPanels];
-                widen(records + i * kRecordBytes, exponents, panels);
-                std::memcpy(numbers + i * kRecordNumbers, panels, sizeof panels);
-            }
-            widened_.add({numbers, kRecordNumbers}, kGroupPanels, start, steps, sums_[0], kGroupPanels, next);
+            keep(records, steps, numbers);
         }
-        for (int i = 0; i < head.num_exceptions; ++i) add_exception(head.exceptions[i], start);
+        add(others_, widened, first_rows_, {next + first_bytes, bytes - first_bytes});
     }
 
-    void add_exception(const CompactHead::Exception& exception, int start) {
+    static void keep(StepWeights<Compact> records, int steps, std::uint16_t* numbers) {
+        for (int i = 0; i < steps; ++i) {
+            Register panels[kGroupPanels];
+            records.next_panels(panels);
+            std::memcpy(numbers + i * kRecordNumbers, panels, sizeof panels);
+        }
+    }
+
+    void add_exception(const CompactHead::Exception& exception, int from) {
         constexpr int kInputs = Step<Compact>::kInputs;
         const int place = exception.place, lane = place / kInputs % kPanelWidth;
         const int index = place / kRecordNumbers * kInputs + place % kInputs;
         const float weight = widened(exception.number);
         float* sum = reinterpret_cast<float*>(&sums_[0][place / kRegisterNumbers % kGroupPanels]) + lane;
         for (int r = 0; r < num_rows_; ++r, sum += kGroupPanels * kPanelWidth) {
-            *sum += widened_.number(r, start, index) * weight;
+            *sum += all_.number(r, from, index) * weight;
         }
     }
 
-    const ChunkProduct<Compact> product_;
-    const ChunkProduct<std::uint16_t> widened_;
-    const int num_rows_;
-    Floats sums_[kBlockRows][kGroupPanels];
+    const int num_rows_, first_rows_;
+    const ChunkProduct<Compact> all_;
+    const ChunkProduct<KeptCompact> first_;
+    const ChunkProduct<std::uint16_t> others_;
+    BlockSums& sums_;
 };
 #endif  // __AVX2__
 
@@ -258,18 +246,39 @@ namespace {
 
 // Calls work(block) for the blocks of a tile, with rows split evenly.
 template <typename Work>
-void for_blocks(const LinearTile& tile, int block_panels, Work work) {
+void for_blocks(const LinearTile& tile, Work work) {
     const int row_blocks = pieces_of(tile.num_rows, kBlockRows);
     const int end_panel = tile.first_panel + tile.num_panels;
-    for (int panel = tile.first_panel; panel < end_panel; panel += block_panels) {
+    for (int panel = tile.first_panel, end; panel < end_panel; panel = end) {
+        end = least(round_up(panel + 1, kGroupPanels), end_panel);
         for (int block = 0; block < row_blocks; ++block) {
-            const int first = tile.num_rows * block / row_blocks, end = tile.num_rows * (block + 1) / row_blocks;
-            const int next = block + 1 < row_blocks ? panel : panel + block_panels;
+            const int first = tile.num_rows * block / row_blocks, end_row = tile.num_rows * (block + 1) / row_blocks;
+            const int next = block + 1 < row_blocks ? panel : end;
             work(LinearTile{.first_row = tile.first_row + first,
-                            .num_rows = end - first,
+                            .num_rows = end_row - first,
                             .first_panel = panel,
-                            .num_panels = least(block_panels, end_panel - panel),
+                            .num_panels = end - panel,
                             .next_panel = next < end_panel ? next : tile.next_panel});
+        }
+    }
+}
+
+template <typename Number>
+void multiply_block(const MatrixView& matrix, const LinearInput& input, const LinearTile& block, const char* next,
+                    BlockSums& sums) {
+    for (int r = 0; r < block.num_rows; ++r) {
+        for (Floats& sum : sums[r]) sum = broadcast(0.0F);
+    }
+    BlockProduct<Number>({matrix, input, block.first_row, block.num_rows, block.first_panel, block.num_panels, next},
+                         sums);
+}
+
+// Calls work(row, panel of the group, first output) for the sums of a block.
+template <typename Work>
+void for_sums(const LinearTile& block, Work work) {
+    for (int r = 0; r < block.num_rows; ++r) {
+        for (int panel = block.first_panel; panel < block.first_panel + block.num_panels; ++panel) {
+            work(r, panel % kGroupPanels, panel * kPanelWidth);
         }
     }
 }
@@ -282,68 +291,31 @@ Floats output_of(const Floats& sum, const MatrixView& matrix, int column) {
 template <typename Number>
 void linear_of(const MatrixView& matrix, const LinearInput& input, const Rows& output, const LinearTile& tile,
                bool accumulate) {
-    for_blocks(tile, kBlockPanels, [&](const LinearTile& block) {
-        const auto [row, num_rows, panel, num_panels, next_panel] = block;
-        BlockPanels<Number> panels(matrix, next_panel);
-        panels.add(matrix, panel, num_panels);
+    for_blocks(tile, [&](const LinearTile& block) {
         BlockSums sums;
-        BlockProduct<Number>(matrix, panels, input, row, num_rows, sums);
-        for (int r = 0; r < num_rows; ++r) {
-            for (int p = 0; p < num_panels; ++p) {
-                const int column = (panel + p) * kPanelWidth;
-                float* to = output.row(row + r) + column;
-                const Floats value = output_of(sums[r][p], matrix, column);
-                store(to, accumulate ? load(to) + value : value);
-            }
-        }
+        multiply_block<Number>(matrix, input, block, BlockProduct<Number>::start(matrix, block.next_panel), sums);
+        for_sums(block, [&](int row, int place, int column) {
+            float* to = output.row(block.first_row + row) + column;
+            const Floats value = output_of(sums[row][place], matrix, column);
+            store(to, accumulate ? load(to) + value : value);
+        });
     });
 }
 
-// output = activation(gate) * up, from the sums of one row and some panels of each.
-void join(const Floats* gate_sums, const MatrixView& gates, const Floats* up_sums, const MatrixView& ups, float* output,
-          int panel, int num_panels, Activation activation) {
-    for (int p = 0; p < num_panels; ++p) {
-        const int column = (panel + p) * kPanelWidth;
-        float up[kPanelWidth];
-        store(output + column, output_of(gate_sums[p], gates, column));
-        store(up, output_of(up_sums[p], ups, column));
-        gate(output + column, up, kPanelWidth, activation);
-    }
-}
-
-// A block has panels of both matrices, gate and up.
-template <typename Number>
-void gated_of(const MatrixView& gate, const MatrixView& up, const LinearInput& input, const Rows& output,
+// output = activation(gate) * up
+template <typename Gate, typename Up>
+void gated_of(const MatrixView& gates, const MatrixView& ups, const LinearInput& input, const Rows& output,
               const LinearTile& tile, Activation activation) {
-    for_blocks(tile, kBlockPanels / 2, [&](const LinearTile& block) {
-        const auto [row, num_rows, panel, num_panels, next_panel] = block;
-        BlockPanels<Number> panels(gate, next_panel);
-        panels.add(gate, panel, num_panels);
-        panels.add(up, panel, num_panels);
-        BlockSums sums;
-        BlockProduct<Number>(gate, panels, input, row, num_rows, sums);
-        for (int r = 0; r < num_rows; ++r) {
-            join(sums[r], gate, sums[r] + num_panels, up, output.row(row + r), panel, num_panels, activation);
-        }
-    });
-}
-
-// The same for matrices of two types, one after the other.
-template <typename GateNumber, typename UpNumber>
-void mixed_gated_of(const MatrixView& gate, const MatrixView& up, const LinearInput& input, const Rows& output,
-                    const LinearTile& tile, Activation activation) {
-    for_blocks(tile, kBlockPanels, [&](const LinearTile& block) {
-        const auto [row, num_rows, panel, num_panels, next_panel] = block;
-        BlockPanels<GateNumber> gate_panels(gate, next_panel);
-        BlockPanels<UpNumber> up_panels(up, next_panel);
-        gate_panels.add(gate, panel, num_panels);
-        up_panels.add(up, panel, num_panels);
+    for_blocks(tile, [&](const LinearTile& block) {
         BlockSums gate_sums, up_sums;
-        BlockProduct<GateNumber>(gate, gate_panels, input, row, num_rows, gate_sums);
-        BlockProduct<UpNumber>(up, up_panels, input, row, num_rows, up_sums);
-        for (int r = 0; r < num_rows; ++r) {
-            join(gate_sums[r], gate, up_sums[r], up, output.row(row + r), panel, num_panels, activation);
-        }
+        multiply_block<Gate>(gates, input, block, BlockProduct<Up>::start(ups, block.first_panel), gate_sums);
+        multiply_block<Up>(ups, input, block, BlockProduct<Gate>::start(gates, block.next_panel), up_sums);
+        for_sums(block, [&](int row, int place, int column) {
+            float *to = output.row(block.first_row + row) + column, up[kPanelWidth];
+            store(to, output_of(gate_sums[row][place], gates, column));
+            store(up, output_of(up_sums[row][place], ups, column));
+            gate(to, up, kPanelWidth, activation);
+        });
     });
 }
 
@@ -386,10 +358,9 @@ void linear(const MatrixView& matrix, const LinearInput& input, const Rows& outp
 void gated_linear(const MatrixView& gate, const MatrixView& up, const LinearInput& input, const Rows& output,
                   const LinearTile& tile, Activation activation) {
     with_number(gate, [&](auto of_gate) {
-        using Gate = decltype(of_gate);
-        if (gate.type == up.type) return gated_of<Gate>(gate, up, input, output, tile, activation);
-        with_number(
-            up, [&](auto of_up) { mixed_gated_of<Gate, decltype(of_up)>(gate, up, input, output, tile, activation); });
+        with_number(up, [&](auto of_up) {
+            gated_of<decltype(of_gate), decltype(of_up)>(gate, up, input, output, tile, activation);
+        });
     });
 }
 
