@@ -98,10 +98,12 @@ def test_the_larger_a_block_the_less_of_it_is_filled() -> None:
 
 
 def test_swap_moves_what_recompute_computes_again() -> None:
-    for size, *_, tokens, _, moved in figure("swap").tables[0].rows:
-        assert (tokens == "0") == (moved == "0")
+    for size, *_, tokens, _, moved in figure("swap", 80).tables[0].rows:
+        num_tokens, num_moved = (int(each.replace(",", "")) for each in (tokens, moved))
+        assert num_tokens > 0
+        assert num_moved > 0
         if size == "1":
-            assert int(moved.replace(",", "")) == 2 * int(tokens.replace(",", ""))
+            assert num_moved == 2 * num_tokens
 
 
 def test_the_same_seed_makes_the_same_figure_alone_or_beside_others() -> None:
