@@ -17,6 +17,7 @@ from quire.engine.commands import Add, Clear, Survey
 from quire.engine.process.connection import LocalEngine
 from quire.engine.process.heartbeat import PATIENCE
 from quire.engine.process.messages import Blocks, Configure, Message, Ready, Updates
+from quire.engine.process.waiting_host import WaitingHost
 from quire.memory.cache_journal import CacheNews
 from quire.routing.held_blocks import HeldBlocks
 from quire.routing.prompts import PromptNames
@@ -30,7 +31,7 @@ Wanted = TypeVar("Wanted", bound=Message)
 async def engine(**settings: object) -> AsyncIterator[LocalEngine]:
     """An engine of the guide that has the key of others, ready."""
     config = EngineConfig(model="guide", kv_memory="4MiB", block_size=BLOCK, **settings)  # type: ignore[arg-type]
-    process = await LocalEngine.start(Configure(config, PATIENCE, KEY))
+    process = await WaitingHost().engine(Configure(config, PATIENCE, KEY))
     try:
         await next_message(process, Ready)
         yield process

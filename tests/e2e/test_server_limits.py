@@ -184,7 +184,6 @@ def test_a_server_seldom_looks_at_old_objects_for_garbage(monkeypatch: pytest.Mo
         seen.append((gc.get_freeze_count(), gc.get_threshold()))
 
     thresholds, turn_s = gc.get_threshold(), sys.getswitchinterval()
-    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
     monkeypatch.setattr(asyncio, "run", ended)
     try:
         run_server(only_model(FakeModel(), ServerConfig(port=0), SystemClock()), lambda _: None)

@@ -45,7 +45,7 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Lets the machine be one of which this is known; nothing else is replaced."""
 
     def answer(facts: DeviceFacts) -> None:
-        monkeypatch.setattr("quire.compute.torch.backend.look", lambda environ, count=1: facts)
+        monkeypatch.setattr("quire.compute.torch.device.look", lambda environ, count=1: facts)
         monkeypatch.setattr("quire.cli.doctor.look", lambda environ, count=1: facts)
 
     return answer

@@ -78,6 +78,17 @@ def test_importing_brings_in_no_arrays_and_no_compiled_core(code: str) -> None:
     assert done.returncode == 0
 
 
+UNUSED = ("reference", "torch.backend", "gguf.contents", "quantized.awq", "adapters.gguf")
+
+
+def test_a_model_brings_in_no_other_engine_and_no_other_format() -> None:
+    """Imports are most of the time that a small model takes to start."""
+    unused = {f"quire.compute.{name}" for name in UNUSED} | {"quire.serve"}
+    program = f"import quire, sys\nquire.LLM('guide', kv_memory='1MiB')\nassert not {unused} & set(sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+
+
 def test_import_quire_loads_nothing_of_quire() -> None:
     program = "import sys, quire\nassert [name for name in sys.modules if name.startswith('quire.')] == []"
     assert subprocess.run([sys.executable, "-c", program], check=False, timeout=300).returncode == 0

@@ -10,7 +10,6 @@ from typing import Any, Final
 
 from quire.cli.options import DEFAULT, Option, Setting, add_file_option, add_options, make_config, options_of, resolve
 from quire.core.config import EngineConfig
-from quire.serve.config import ServerConfig
 
 OTHERWISE_SAID = frozenset({"model", "seed", "skip_tokenizer_init"})
 """The model is positional, --seed is the request's, and a command always needs the tokenizer."""
@@ -66,4 +65,6 @@ def engine_settings(arguments: argparse.Namespace, environ: Mapping[str, str]) -
 
 def all_options() -> dict[str, Option]:
     """Return the options of the engine and the server by name: those that a settings file may contain."""
+    from quire.serve.config import ServerConfig  # late: only a settings file needs it
+
     return options_of(EngineConfig) | options_of(ServerConfig)

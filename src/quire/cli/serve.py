@@ -1,5 +1,8 @@
 """`quire serve`: the server, for clients of OpenAI and Ollama.
 
+    settings ──► the engine's process starts ─────────────────────► builds the engine ──► ready
+                 this one imports the server, plans, listens ──────┘ the plan's settings
+
 stdout shows the start-up table, the address as soon as the server listens, and a line when the model is loaded. Logs
 are written to stderr.
 """
@@ -10,10 +13,16 @@ import argparse
 import logging
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from quire.cli import DONE, INTERRUPTED
-from quire.cli.server_options import add_serve_options, serve_settings
+from quire.cli.server_options import ServeSettings, add_serve_options, serve_settings
+
+if TYPE_CHECKING:
+    from quire.engine.process.waiting_host import WaitingHost
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -32,6 +41,25 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until a signal arrives. Returns the exit status."""
     resolved = serve_settings(arguments, os.environ)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the library's own threads would ignore tenants' shares
+    with _early_host(resolved) as host:
+        return _serve(resolved, host)
+
+
+@contextmanager
+def _early_host(resolved: ServeSettings) -> Iterator[WaitingHost | None]:
+    """Start the process of the engine; None if the server decides later how many it needs, and where."""
+    server = resolved.server
+    if len(resolved.named) != 1 or server.model_dir is not None or server.is_on_cluster or server.num_replicas > 1:
+        yield None
+        return
+    from quire.engine.process.waiting_host import WaitingHost
+
+    with closing(WaitingHost()) as host:
+        yield host
+
+
+def _serve(resolved: ServeSettings, host: WaitingHost | None) -> int:
     from quire.core.clock import SystemClock
     from quire.core.threaded_output import thread_output
     from quire.serve.loading.build import make_model_set
@@ -47,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
         configs += [replace(resolved.engine, model=path) for path in folder.paths]
         for line in folder.skipped:
             _announce(f"skipped     {line}")
-    models = make_model_set(configs, resolved.server, SystemClock(), num_named=len(resolved.named))
+    models = make_model_set(configs, resolved.server, SystemClock(), num_named=len(resolved.named), host=host)
     status = DONE if run_server(models, _announce) else INTERRUPTED
     if models.first.model.text_pool.num_running:  # a thread without the GIL must not run into Python's exit
         logging.getLogger("quire.serve").warning(

@@ -1,13 +1,16 @@
-"""Chooses a backend: the GPU if one is usable, otherwise the compiled core, otherwise the reference."""
+"""Chooses a backend: the GPU if one is usable, otherwise the compiled core, otherwise the reference.
+
+Only the chosen one is imported, because imports are most of the time that a small model takes to start.
+"""
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 
 from quire.compute.backend import Backend
 from quire.compute.models import ModelDescription
 from quire.compute.models.config_file import MAX_LENGTH
-from quire.compute.reference.backend import ReferenceBackend
 from quire.core.config import EngineConfig, ResolvedConfig
 from quire.core.errors import InvalidConfigError
 from quire.core.kv_spec import USUAL_BLOCK_SIZE
@@ -21,9 +24,14 @@ def choose_backend(config: EngineConfig, model: ModelDescription) -> tuple[Backe
     """
     if config.device == "cpu" or config.backend in ("native", "reference"):
         return backend_on("cpu", resolved_for(model, config), model), ""
+    from quire.compute.torch.device import look
+
+    gpu = look(os.environ, config.tensor_parallel)
+    if gpu.gpu is None and config.device == "auto":
+        return backend_on("cpu", resolved_for(model, config), model), ""
     from quire.compute.torch.backend import TorchBackend
 
-    on_gpu, notice = TorchBackend.on_gpu(config, model)
+    on_gpu, notice = TorchBackend.on_gpu(gpu, config, model)
     return on_gpu or backend_on("cpu", resolved_for(model, config), model), notice
 
 
@@ -74,12 +82,18 @@ def backend_on(device: str, config: ResolvedConfig, model: ModelDescription) -> 
 
         return TorchBackend.of(device, config, model)
     if config.backend == "reference":
-        return ReferenceBackend.of(config, model)
+        return _reference(config, model)
     try:
         from quire.compute.native.backend import NativeBackend
     except ImportError as error:
         if config.backend == "native":
             allowed = "reference: the compiled core cannot be imported; run quire doctor"
             raise InvalidConfigError("backend", "native", allowed) from error
-        return ReferenceBackend.of(config, model)
+        return _reference(config, model)
     return NativeBackend.of(config, model)
+
+
+def _reference(config: ResolvedConfig, model: ModelDescription) -> Backend:
+    from quire.compute.reference.backend import ReferenceBackend
+
+    return ReferenceBackend.of(config, model)

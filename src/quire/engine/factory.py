@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, Final
 from quire.compute.adapters.folder import Adapter, read_adapter
 from quire.compute.adapters.loading import AdapterLoader
 from quire.compute.backend import Backend, BackendFacts, WorkerParts
-from quire.compute.choice import choose_backend
+from quire.compute.choice import backend_on, choose_backend
 from quire.compute.grammar import GrammarVerdicts, MaskService, Vocabulary
 from quire.compute.models import ModelDescription, read_model
 from quire.compute.models.draft import require_same_tokens, with_auto_layer, with_draft, with_own_layer
@@ -31,7 +31,6 @@ from quire.compute.models.hub import GUIDE, place_notices, resolve_model
 from quire.compute.models.labels import labels_of_tokens, separator_of
 from quire.compute.models.pooling import pooling_of
 from quire.compute.models.source import ModelFolder, ModelSource
-from quire.compute.reference.backend import ReferenceBackend
 from quire.compute.speculation import create_proposer
 from quire.compute.vision.encoder import most_rows
 from quire.compute.vision.weights import fitted
@@ -499,7 +498,7 @@ def create_reference_engine(
         memory = replace(memory, hash_key=secrets.token_bytes(32))
     model = read_model(source)
     model = replace(model, spec=model.spec.with_guesses(scheduler.max_drafts))
-    backend = ReferenceBackend.of(EngineConfig(block_size=block_size).resolved(), model)
+    backend = backend_on("cpu", EngineConfig(backend="reference", block_size=block_size).resolved(), model)
     control = _make_scheduler(backend.facts, model, memory, scheduler)
     worker = Worker(backend.load(memory.num_blocks, memory.num_host_blocks))
     clock = SystemClock()

@@ -75,7 +75,6 @@ def run_server(models: ModelSet, announce: Announce) -> bool:
     `InvalidConfigError` for wrong settings, before anything is loaded, and `ExecutionError` if the only engine is lost
     for good.
     """
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the library's own threads would ignore tenants' shares
     sys.setswitchinterval(THREAD_TURN_S)
     config = models.server.config
     with closing(listen(config.host, config.port)) as listener:

@@ -14,11 +14,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from quire.compute.adapters.gguf import GgufAdapter, gguf_settings
 from quire.compute.adapters.places import INNER, Module, Place, bare_name, modules_of
 from quire.compute.adapters.settings import SETTINGS_FILE, AdapterSettings
 from quire.compute.arrays import FloatArray
@@ -30,6 +29,9 @@ from quire.compute.weights.checkpoint import Checkpoint
 from quire.compute.weights.safetensors import read_header
 from quire.core.errors import CheckpointError
 from quire.core.model_files import is_there, open_model_file, read_json_object
+
+if TYPE_CHECKING:
+    from quire.compute.adapters.gguf import GgufAdapter
 
 WEIGHTS_FILE: Final = "adapter_model.safetensors"
 PICKLE_FILE: Final = "adapter_model.bin"
@@ -130,6 +132,8 @@ def read_adapter(folder: Path, spec: DecoderSpec, max_rank: int, digest: str | N
         raise CheckpointError("adapter", str(folder), allowed)
     digest, base = digest or _digest(folder), None
     if is_gguf(folder):
+        from quire.compute.adapters.gguf import gguf_settings
+
         settings = gguf_settings(GgufHeader.read_one(folder))
     else:
         file = ConfigFile(str(folder / SETTINGS_FILE), read_json_object(folder / SETTINGS_FILE))
@@ -193,6 +197,8 @@ def _matching(modules: Sequence[Module], shapes: Mapping[str, tuple[int, ...]]) 
 
 def _tensors(folder: Path, spec: DecoderSpec) -> Checkpoint | GgufAdapter:
     if is_gguf(folder):
+        from quire.compute.adapters.gguf import GgufAdapter
+
         return GgufAdapter(GgufHeader.read_one(folder), spec)
     return Checkpoint(folder, read_header(_weights(folder)))
 

@@ -8,7 +8,6 @@ A process that only plans an engine makes a backend too, so torch is imported on
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
@@ -21,7 +20,7 @@ from quire.compute.models.base import DecoderSpec
 from quire.compute.models.guess_layer import joined_row_bytes
 from quire.compute.models.vision.spec import VisionSpec
 from quire.compute.torch.block_types import codings, kept_blocks
-from quire.compute.torch.device import DeviceFacts, choose_device, look
+from quire.compute.torch.device import DeviceFacts, choose_device
 from quire.compute.torch.footprint import Footprint
 from quire.compute.torch.missing import missing
 from quire.compute.torch.parallel.split import FIELD, SUMS, bytes_of_rank, require_gpus, shard_of, stored_by_all
@@ -129,14 +128,11 @@ class TorchBackend:
         return cls(facts, model, settings)
 
     @classmethod
-    def on_gpu(cls, config: EngineConfig, model: ModelDescription) -> tuple[TorchBackend | None, str]:
+    def on_gpu(cls, gpu: DeviceFacts, config: EngineConfig, model: ModelDescription) -> tuple[TorchBackend | None, str]:
         """Return the backend for this machine's GPU; or None and the reason, if another device must compute.
 
         Raises `InvalidConfigError` if the user asked for a GPU and none can be used.
         """
-        gpu = look(os.environ, config.tensor_parallel)
-        if gpu.gpu is None and config.device == "auto":
-            return None, ""
         if config.device == config.backend == "auto" and (lacks := missing(model.spec)):
             return None, f"runs on the CPU: torch does not run {lacks} yet"
         require_gpus(gpu, config.tensor_parallel)

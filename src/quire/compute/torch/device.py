@@ -18,7 +18,6 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
@@ -226,6 +225,8 @@ def _silent(facts: DeviceFacts, why: str) -> DeviceFacts:
 def _version(name: str) -> str | None:
     if find_spec(name) is None:
         return None
+    from importlib import metadata  # late: most machines have no torch
+
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

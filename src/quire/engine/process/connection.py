@@ -1,6 +1,7 @@
 """EngineConnection: one engine, from its start to its end, and messages to and from it.
 
-    await start(index) ──► send(message) …   await receive() …  None: it has ended ──► await end(patience_s)
+    WaitingHost() ──► await engine(settings) ──► send(message) …   await receive() … None: it has ended ──► await end()
+    the process starts      it builds
 
 Messages arrive in order or not at all: an unreadable or missing message ends the connection, and nothing is read from
 an ended connection. So no message of a lost engine has an effect.
@@ -9,12 +10,10 @@ an ended connection. So no message of a lost engine has an effect.
 from __future__ import annotations
 
 import asyncio
-import socket
 import subprocess
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import Final, Protocol
 
-from quire.core.python_process import start_python
 from quire.engine.commands import Command
 from quire.engine.process.messages import (
     LENGTH_BYTES,
@@ -80,24 +79,6 @@ class LocalEngine:
         self._reader = reader
         self._writer = writer
         self._home = Home()
-
-    @classmethod
-    async def start(cls, configure: Configure, environment: Mapping[str, str] | None = None) -> LocalEngine:
-        """Start a process that builds an engine. `environment`: None for that of this process."""
-        ours, theirs = socket.socketpair()
-        try:
-            arguments = ("-m", "quire.engine.process.engine_host", str(theirs.fileno()))
-            process = start_python(
-                *arguments, environment=environment, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
-            )
-        except BaseException:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
-        started = cls(process, *await asyncio.open_connection(sock=ours))
-        started.send(configure)
-        return started
 
     @property
     def process_id(self) -> int:

@@ -22,7 +22,7 @@ import socket
 import sys
 import threading
 import time
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from quire.core.clock import Clock, SystemClock
 from quire.core.errors import ExecutionError, QuireError
@@ -52,6 +52,9 @@ from quire.engine.process.messages import (
 from quire.engine.records.live import LiveFrame
 from quire.engine.records.stats import EngineStats
 from quire.memory.cache_journal import CacheNews
+
+if TYPE_CHECKING:
+    from quire.engine.factory import EngineBlueprint
 
 logger = logging.getLogger("quire.engine")
 
@@ -138,13 +141,15 @@ class EngineHost:
 
     def run(self) -> int:
         """Serve until the connection ends; return the exit status."""
+        from quire.engine.factory import plan_engine  # now, while the server still reads its own modules
+
         first = self._connection.receive()
         if not isinstance(first, Configure):
             return 0 if first is None else FAILED
         self._patience = first.patience
         heart = Heart(self._beat)
         try:
-            core, ready = self._build(first)
+            core, ready = self._build(plan_engine(first.config), first)
         except (QuireError, OSError, MemoryError) as error:
             message = str(error) if isinstance(error, QuireError) else f"{type(error).__name__}: {error}"
             self._connection.send(Failed(_in_one_line(message)))
@@ -163,10 +168,7 @@ class EngineHost:
         thread.close()
         return 0
 
-    def _build(self, configure: Configure) -> tuple[EngineCore, Ready]:
-        from quire.engine.factory import plan_engine
-
-        blueprint = plan_engine(configure.config)
+    def _build(self, blueprint: EngineBlueprint, configure: Configure) -> tuple[EngineCore, Ready]:
         if blueprint.masks is not None:
             blueprint.masks.open()  # so that the first grammar need not wait for the vocabulary
         blueprint = blueprint.measured(self._note_loaded)

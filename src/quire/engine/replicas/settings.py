@@ -9,6 +9,7 @@ from quire.engine.process.heartbeat import PATIENCE, Patience
 
 if TYPE_CHECKING:  # a command that only checks settings does not import messages
     from quire.engine.process.connection import StartElsewhere
+    from quire.engine.process.waiting_host import WaitingHost
     from quire.engine.records.report import EngineReport
     from quire.engine.replicas.fetches import Courier
 
@@ -23,7 +24,8 @@ class ReplicaSettings:
 
     `continue_on`: "same" for engines that compute the same bits, "any", or "never". `start`: starts an engine on
     another machine; None: engines are processes of this machine. `least`: the fewest engines, if their number
-    follows the load. `courier`: copies prefixes between engines; None: each computes the blocks that it lacks.
+    follows the load. `courier`: copies prefixes between engines; None: each computes the blocks that it lacks. `host`:
+    a process that was started early, for the first engine; the caller closes it.
     """
 
     num_replicas: int = 1
@@ -32,6 +34,7 @@ class ReplicaSettings:
     start: StartElsewhere | None = None
     least: int | None = None
     courier: Courier | None = None
+    host: WaitingHost | None = None
 
     @property
     def text(self) -> str:

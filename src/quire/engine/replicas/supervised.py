@@ -30,9 +30,10 @@ from quire.core.validate import RequestLimits
 from quire.engine.commands import AnyCommand, OperatorVerbs
 from quire.engine.door import NO_TICKET, TEXT_THREADS, Door, OpenModel, Ticket
 from quire.engine.outputs import RequestDelta
-from quire.engine.process.connection import EngineConnection, LocalEngine
+from quire.engine.process.connection import EngineConnection
 from quire.engine.process.messages import Configure
 from quire.engine.process.ownership import Home
+from quire.engine.process.waiting_host import WaitingHost
 from quire.engine.records.live import ShowLive
 from quire.engine.records.report import EngineReport
 from quire.engine.records.stats import EngineStats, ModelState
@@ -221,8 +222,11 @@ class SupervisedLLM(OpenModel, OperatorVerbs):
         configure = Configure(self.config, self._settings.patience, self._hash_key)
         if self._settings.start is not None:
             return await self._settings.start(configure)
-        is_alone = self._settings.num_replicas == 1
-        return await LocalEngine.start(configure, None if is_alone else environment_of(self.config, index, os.environ))
+        host = self._settings.host
+        if host is None or not host.waits:
+            is_alone = self._settings.num_replicas == 1
+            host = WaitingHost(None if is_alone else environment_of(self.config, index, os.environ))
+        return await host.engine(configure)
 
     def _note_ready(self, replica: Replica) -> None:
         """Record a ready engine's report and the smallest limits of all engines; restore its adapters. Mutates."""

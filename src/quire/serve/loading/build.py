@@ -13,6 +13,7 @@ from quire.core.config import EngineConfig
 from quire.core.errors import InvalidConfigError
 from quire.engine.process.connection import StartElsewhere
 from quire.engine.process.heartbeat import Patience
+from quire.engine.process.waiting_host import WaitingHost
 from quire.engine.replicas.settings import ReplicaSettings
 from quire.engine.replicas.shares import share_of
 from quire.engine.replicas.supervised import SupervisedLLM, server_text_pool
@@ -35,11 +36,17 @@ MAX_READING: Final = 16
 
 
 def make_model_set(
-    configs: Sequence[EngineConfig], config: ServerConfig, clock: Clock, *, num_named: int = 1
+    configs: Sequence[EngineConfig],
+    config: ServerConfig,
+    clock: Clock,
+    *,
+    num_named: int = 1,
+    host: WaitingHost | None = None,
 ) -> ModelSet:
     """Return the models with these settings; raises for wrong settings, and for two models with the same name.
 
-    The user has named the first `num_named`: they must be possible, and the first one is loaded at once.
+    The user has named the first `num_named`: they must be possible, and the first one is loaded at once. `host`: a
+    process for its engine; the caller closes it.
     """
     _require_different_names(configs, config)
     start = None
@@ -50,7 +57,7 @@ def make_model_set(
     fleet = plan_fleet(configs, num_named, config.models_at_once)
     disk_cache = next((each.disk_cache for each in configs if each.disk_cache is not None), None)
     server = make_server_services(config, clock, disk_cache)
-    maker = _ModelMaker(config, start)
+    maker = _ModelMaker(config, start, host)
     models = [
         services_of(server, maker.model(blueprint, opens=not index and num_named > 0))
         for index, blueprint in enumerate(fleet.blueprints)
@@ -93,11 +100,11 @@ def _on_cluster(configs: Sequence[EngineConfig], num_replicas: int) -> tuple[lis
 class _ModelMaker:
     """Makes models that share thread pools."""
 
-    def __init__(self, config: ServerConfig, start: StartElsewhere | None) -> None:
+    def __init__(self, config: ServerConfig, start: StartElsewhere | None, host: WaitingHost | None) -> None:
         patience = Patience(config.max_step_s, config.max_silence_s)
         least = config.least_replicas if config.least_replicas < config.num_replicas else None
         courier = None if config.num_replicas == 1 else StoreCourier() if start is None else RelayCourier()
-        self._replicas = ReplicaSettings(config.num_replicas, config.continue_on, patience, start, least, courier)
+        self._replicas = ReplicaSettings(config.num_replicas, config.continue_on, patience, start, least, courier, host)
         self._sampling_defaults: dict[str, Any] = dict(config.sampling_defaults())
         self._text_pool = server_text_pool()
         self._load_pool = TenantPool("quire-load", num_threads=1, max_waiting=MAX_READING)
