@@ -16,7 +16,7 @@ import subprocess
 import sys
 import termios
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, redirect_stdout
 from pathlib import Path
 
 import pytest
@@ -49,6 +49,19 @@ def call(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         timeout=300,
         check=False,
     )
+
+
+def printed_here(*arguments: str, **variables: str) -> str:
+    """Return what a command prints that runs in this process, with an output that is no terminal."""
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(stream):
+        for name in AMBIENT:
+            patch.delenv(name, raising=False)
+        for name, value in environment(**variables).items():
+            patch.setenv(name, value)
+        assert cli.main(arguments) == cli.DONE
+    stream.seek(0)
+    return stream.read()
 
 
 @pytest.fixture
@@ -99,23 +112,25 @@ def test_version_and_help() -> None:
 
 
 @pytest.mark.parametrize("command", [command.name for command in cli.COMMANDS])
-def test_every_command_explains_itself(command: str) -> None:
-    shown = call(command, "--help")
-    assert (shown.returncode, shown.stderr) == (0, "")
-    assert shown.stdout.startswith(f"usage: quire {command}")
+def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([command, "--help"]) == cli.DONE
+    shown = capsys.readouterr()
+    assert shown.err == ""
+    assert shown.out.startswith(f"usage: quire {command}")
 
 
 def test_the_benchmark_of_make_bench_is_there() -> None:
-    assert call("bench", "control", "--help").returncode == 0
+    assert cli.main(["bench", "control", "--help"]) == cli.DONE
 
 
 @pytest.mark.parametrize(
     "arguments", [["sing"], ["--loud"], ["demo", "--loud"], ["chat", "--loud"], ["demo", "loudly"], ["bench", "x"]]
 )
-def test_misuse_is_one_line_and_status_2(arguments: list[str]) -> None:
-    done = call(*arguments)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert re.fullmatch(r"quire( \w+)?: error: .+\n", done.stderr)
+def test_misuse_is_one_line_and_status_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(arguments) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert re.fullmatch(r"quire( \w+)?: error: .+\n", printed.err)
 
 
 def test_without_a_command_help_is_shown() -> None:
@@ -194,7 +209,7 @@ def test_closed_pipe_is_silent() -> None:
 
 
 def test_closed_stdout_is_silent() -> None:
-    command = ["sh", "-c", 'exec "$0" -m quire demo --fast >&-', sys.executable]
+    command = ["sh", "-c", 'exec "$0" -m quire doctor >&-', sys.executable]
     done = subprocess.run(command, stderr=subprocess.PIPE, text=True, env=environment(), check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -246,14 +261,14 @@ def test_interrupt_ends_with_130_and_gives_the_cursor_back(terminal: tuple[int, 
 def test_colour_is_for_terminals_unless_asked_for(
     arguments: list[str], variables: dict[str, str], is_coloured: bool
 ) -> None:
-    assert (ESCAPE in call("doctor", *arguments, **variables).stdout) == is_coloured
+    assert (ESCAPE in printed_here("doctor", *arguments, **variables)) == is_coloured
 
 
 def test_terminals_without_256_colours_get_16() -> None:
-    few = call("demo", "--fast", "--color", "always", TERM="linux").stdout
+    few = printed_here("demo", "--fast", "--color", "always", TERM="linux")
     assert ";5;" not in few
     assert "\x1b[1;97;44m" in few
-    assert "\x1b[1;38;5;231;48;5;25m" in call("demo", "--fast", "--color", "always").stdout
+    assert "\x1b[1;38;5;231;48;5;25m" in printed_here("demo", "--fast", "--color", "always")
 
 
 def test_terminal_is_recognised(terminal: tuple[int, int]) -> None:
@@ -277,7 +292,7 @@ def test_dumb_terminals_and_strange_encodings_are_plain() -> None:
 @pytest.fixture(scope="module")
 def drawn() -> str:
     """What the demonstration prints."""
-    return call("demo", "--fast", COLUMNS="120").stdout
+    return printed_here("demo", "--fast", COLUMNS="120")
 
 
 def test_ascii_keeps_the_shape(drawn: str) -> None:
@@ -372,15 +387,16 @@ def test_demonstration_ends_with_the_guide_and_a_crowd_until_it_is_interrupted(t
     assert "Traceback" not in rest
 
 
-def test_demonstration_serves_so_long_where_it_is_told_so(drawn: str) -> None:
+def test_demonstration_serves_so_long_where_it_is_told_so(drawn: str, capsys: pytest.CaptureFixture[str]) -> None:
     served = call("demo", "--fast", "--serve-for", "1.5").stdout
     assert "http://127.0.0.1:" in served
     assert "stops after 1.5 seconds" in served
     assert "http://" not in drawn
     for text in ("-1", "soon", "nan", "1e9"):
-        refused = call("demo", f"--serve-for={text}")
-        assert (refused.returncode, refused.stdout) == (2, "")
-        assert "seconds from 0" in refused.stderr
+        assert cli.main(["demo", f"--serve-for={text}"]) == cli.MISUSED
+        refused = capsys.readouterr()
+        assert refused.out == ""
+        assert "seconds from 0" in refused.err
 
 
 def test_animation_ends_as_the_last_picture() -> None:

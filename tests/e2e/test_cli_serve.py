@@ -19,6 +19,8 @@ from typing import IO, Any
 
 import pytest
 
+from quire import cli
+
 QUIRE = [sys.executable, "-m", "quire"]
 QUICK = ("guide", "--port", "0", "--kv-memory", "8MiB", "--num-threads", "1")
 SECRET_WORDS = "the secret of the prompt"
@@ -95,7 +97,7 @@ def until_listening(stdout: IO[str]) -> Iterator[str]:
             return
 
 
-def test_it_prints_the_table_where_it_listens_and_when_it_is_ready(served: Served) -> None:
+def test_it_prints_the_table_where_it_listens_when_it_is_ready_and_how_to_call_it(served: Served) -> None:
     assert served.lines[0].startswith("model ")
     assert any("KV blocks" in line for line in served.lines)
     assert served.lines[-1].startswith("listening on http://127.0.0.1:")
@@ -103,11 +105,7 @@ def test_it_prints_the_table_where_it_listens_and_when_it_is_ready(served: Serve
     assert served.process.stdout is not None
     assert re.fullmatch(r"ready after \d+\.\d\d s\n", served.process.stdout.readline())
     assert served.status("/readyz") == 200
-
-
-def test_it_says_where_to_look_and_how_to_call_it(served: Served) -> None:
-    assert served.process.stdout is not None
-    lines = [served.process.stdout.readline() for _ in range(8)][1:]
+    lines = [served.process.stdout.readline() for _ in range(7)]
     address = served.lines[-1].removeprefix("listening on ").strip()
     assert lines[0] == f"dashboard   {address}/\n"
     call = "".join(lines[1:3]).removeprefix("terminal").strip()
@@ -123,40 +121,35 @@ def test_it_says_where_to_look_and_how_to_call_it(served: Served) -> None:
         assert found.stdout.strip()
 
 
-def test_a_prompt_is_answered_and_not_written_into_the_log(tmp_path: Path) -> None:
+def test_no_prompt_is_in_the_log_and_a_running_stream_ends_before_the_server(tmp_path: Path) -> None:
     with serving(tmp_path, "--log-format", "json") as server:
         server.wait_ready()
         request = {"model": "guide", "prompt": SECRET_WORDS, "max_tokens": 5, "temperature": 0, "ignore_eos": True}
         with server.call("POST", "/v1/completions", request) as response:
             answer = json.loads(response.read())
         assert answer["usage"]["completion_tokens"] == 5
-        server.process.terminate()
+        request |= {"max_tokens": 300, "stream": True}
+        with server.call("POST", "/v1/completions", request) as response:
+            assert response.readline().startswith(b"data: ")
+            server.process.terminate()
+            seen = []
+            end = time.monotonic() + 300
+            while 503 not in seen and server.process.poll() is None and time.monotonic() < end:
+                try:
+                    seen.append(server.status("/readyz"))
+                except OSError:
+                    break
+            events = [line for line in response.read().splitlines() if line]
+        assert events[-1] == b"data: [DONE]"
+        assert b'"finish_reason":"length"' in events[-2]
+        assert set(seen) <= {200, 503}
         assert server.process.wait(300) == 0
         records = [json.loads(line) for line in server.errors.splitlines()]
-    (call,) = [record for record in records if record.get("path") == "/v1/completions"]
-    assert (call["status"], call["output_tokens"], call["finish"]) == (200, 5, "length")
-    assert call["prompt_tokens"] == answer["usage"]["prompt_tokens"]
+    calls = [record for record in records if record.get("path") == "/v1/completions"]
+    for call, num_tokens in zip(calls, (5, 300), strict=True):
+        assert (call["status"], call["output_tokens"], call["finish"]) == (200, num_tokens, "length")
+        assert call["prompt_tokens"] == answer["usage"]["prompt_tokens"]
     assert SECRET_WORDS not in server.errors
-
-
-def test_a_stream_under_way_ends_before_the_server_does(served: Served) -> None:
-    served.wait_ready()
-    request = {"prompt": "A block", "max_tokens": 300, "temperature": 0, "ignore_eos": True, "stream": True}
-    with served.call("POST", "/v1/completions", request) as response:
-        assert response.readline().startswith(b"data: ")
-        served.process.terminate()
-        seen = []
-        end = time.monotonic() + 300
-        while 503 not in seen and served.process.poll() is None and time.monotonic() < end:
-            try:
-                seen.append(served.status("/readyz"))
-            except OSError:
-                break
-        events = [line for line in response.read().splitlines() if line]
-    assert events[-1] == b"data: [DONE]"
-    assert b'"finish_reason":"length"' in events[-2]
-    assert set(seen) <= {200, 503}
-    assert served.process.wait(300) == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -190,25 +183,23 @@ def test_a_second_signal_ends_it_at_once(served: Served) -> None:
         (("--max-model-len", "100000"), "max_model_len is 100000"),
     ],
 )
-def test_a_wrong_setting_is_one_line_and_status_2(arguments: tuple[str, ...], message: str) -> None:
-    done = start_in_vain("serve", *QUICK, *arguments)
-    assert done.returncode == 2
-    assert message in done.stderr
-    assert done.stderr.count("\n") == 1
-    assert done.stdout == ""
+def test_a_wrong_setting_is_one_line_and_status_2(
+    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["serve", *QUICK, *arguments]) == 2
+    printed = capsys.readouterr()
+    assert message in printed.err
+    assert printed.err.count("\n") == 1
+    assert printed.out == ""
 
 
 def test_a_port_that_is_taken_is_one_line_and_status_2() -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as other:
         port = other.getsockname()[1]
-        done = start_in_vain("serve", *QUICK, "--port", str(port))
+        command = [*QUIRE, "serve", *QUICK, "--port", str(port)]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=300, check=False)
     assert done.returncode == 2
     assert (
         done.stderr == f"quire: error: port is {port}; allowed: a port that no other program uses; 0: any free port\n"
     )
     assert done.stdout == ""
-
-
-def start_in_vain(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [*QUIRE, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=300, check=False)

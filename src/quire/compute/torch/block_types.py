@@ -37,7 +37,7 @@ def kept_blocks(spec: DecoderSpec, block_types: Mapping[str, str], settings: Tor
     if settings.weights != "auto" or settings.device != "cuda" or settings.tensor_parallel > 1:
         return {}
     kept = {name: kind for name, kind in block_types.items() if kind in CODINGS}
-    for names in _joined(spec):
+    for names in _joined(spec) if kept else ():
         if len({kept.get(name) for name in names}) > 1:
             kept = {name: kind for name, kind in kept.items() if name not in names}
     return kept
