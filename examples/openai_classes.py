@@ -47,7 +47,7 @@ command = [sys.executable, "-P", "-m", "quire", "serve", "guide", "--port", "0"]
 with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
     try:
         address = next(found[1] for line in server.stdout if (found := re.search(r"listening on (\S+)", line)))
-        with openai.OpenAI(base_url=f"{address}/v1", api_key="none") as client:
+        with openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=30) as client:
             answers = ask(client)  # asked before the model is loaded, the client tries again
     finally:
         server.terminate()

@@ -36,7 +36,7 @@ from quire.instruments.bench.installation import installed_bytes
 from quire.instruments.bench.kernels import ProductRun, together
 from quire.instruments.bench.measured_engine import MeasuredEngine, WatchedRunner
 from quire.instruments.bench.model_costs import model_costs
-from quire.instruments.bench.shapes import CONFIGS, kernel_shape, write_random_checkpoint
+from quire.instruments.bench.shapes import CONFIGS, kernel_shape, write_byte_tokenizer, write_random_checkpoint
 from quire.instruments.bench.workload_file import WorkloadRequest, read_workload
 from quire.simulate.cost.fitted import FittedCost, read_steps
 from quire.simulate.workload.offered import OfferedRequest
@@ -370,8 +370,8 @@ def test_simulations_are_counted_and_timed(tmp_path: Path) -> None:
 
 
 def test_recorded_steps_are_fitted_and_foretell_other_traffic(tmp_path: Path) -> None:
-    steps = tmp_path / "steps.jsonl"
-    samples = bench("record", "guide", "--duration", "0.4", "--steps", steps, *SMALL, folder=tmp_path)
+    steps, short = tmp_path / "steps.jsonl", ["--max-model-len", "256"]
+    samples = bench("record", "guide", "--duration", "0.4", "--steps", steps, *SMALL, *short, folder=tmp_path)
     weights = samples["What a step takes"]["weights"]
     assert len(weights) == 6 and min(weights) >= 0 < max(weights)
     recorded = list(read_steps(steps.read_text(encoding="utf-8").splitlines(), "steps"))
@@ -384,9 +384,13 @@ def test_recorded_steps_are_fitted_and_foretell_other_traffic(tmp_path: Path) ->
 
 
 def test_sharing_writes_its_part_of_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    page = tmp_path / "RESULTS.md"
+    page, model = tmp_path / "RESULTS.md", tmp_path / "tiny"
+    write_random_checkpoint(model, "tiny")
+    write_byte_tokenizer(model, 256)
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 256}))
     page.write_text("# Results\n\nAbout.\n\n## Control plane\n\nold\n\n## Sharing\n\nold\n\n## Other\n\nold\n")
-    samples = bench("sharing", "--requests", "1", "--markdown", page, folder=tmp_path)
+    samples = bench("sharing", model, "--requests", "1", "--markdown", page, folder=tmp_path)
     shares = samples["Blocks saved"]["share_saved"]
     assert len(shares) == 12
     assert all(0 < share < 1 for share in shares.values())
@@ -671,18 +675,20 @@ def test_bench_quire_says_what_is_wrong(workload: Path, arguments: list[str], st
     assert message in line
 
 
-def compare(folder: Path, single: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def compare(folder: Path, single: Path, *arguments: str) -> int:
     (folder / "bench_vllm.py").write_text(FAKE_RUNNER, encoding="utf-8")
-    return run_script(
-        "compare.py", "--model", "guide", "--runners", str(folder), "--workload", str(single), "--kv-gib", "1",
-        "--threads", "1", "--repeat", "2", "--page", str(folder / "PAGE.md"), "--results", str(folder / "results"),
-        *arguments,
-    )  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(BENCHMARKS))
+        main = importlib.import_module("compare").main
+    status: int = main([
+        "--model", "guide", "--runners", str(folder), "--workload", str(single), "--kv-gib", "1", "--threads", "1",
+        "--repeat", "2", "--page", str(folder / "PAGE.md"), "--results", str(folder / "results"), *arguments,
+    ])  # fmt: skip
+    return status
 
 
 def test_a_comparison_writes_a_page_samples_and_a_plot(single: Path, tmp_path: Path) -> None:
-    done = compare(tmp_path, single, "--vllm-python", sys.executable, "--variant", "small=--block 32")
-    assert done.returncode == 0, done.stderr
+    assert compare(tmp_path, single, "--vllm-python", sys.executable, "--variant", "small=--block 32") == 0
     page = (tmp_path / "PAGE.md").read_text(encoding="utf-8")
     assert page.startswith("# Results\n")
     assert "\n## Throughput beside the peers\n" in page
@@ -726,19 +732,19 @@ def test_every_variant_is_held_to_the_bounds_that_bear_its_name(monkeypatch: pyt
     assert single[-2:] == ("0.500× (0.500–0.500)", "1.50× (1.50–1.50)")
 
 
-def test_a_peer_that_fails_is_left_out(single: Path, tmp_path: Path) -> None:
-    done = compare(tmp_path, single, "--vllm-python", sys.executable, "--vllm-args=--eager")
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.count("vLLM is left out: it ended with status 1: no eager mode") == 1
+def test_a_peer_that_fails_is_left_out(single: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert compare(tmp_path, single, "--vllm-python", sys.executable, "--vllm-args=--eager") == 0
+    assert capsys.readouterr().err.count("vLLM is left out: it ended with status 1: no eager mode") == 1
     page = (tmp_path / "PAGE.md").read_text(encoding="utf-8")
     assert "it ended with status 1: no eager mode" in page
     assert "# Goals" not in page
 
 
-def test_a_comparison_without_quire_is_none(single: Path, tmp_path: Path) -> None:
-    done = compare(tmp_path, single, "--quire-args=--set x=1")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.splitlines()[-1].startswith("compare: error: quire did not run: it ended with status 2: bench")
+def test_a_comparison_without_quire_is_none(single: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert compare(tmp_path, single, "--quire-args=--set x=1") == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.splitlines()[-1].startswith("compare: error: quire did not run: it ended with status 2: bench")
     assert not (tmp_path / "PAGE.md").exists()
 
 

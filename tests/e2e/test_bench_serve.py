@@ -76,7 +76,7 @@ def test_a_server_that_runs_is_measured_at_rates(
     server: ServerProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     samples = bench(
-        *(server.url, "--rates", "4", "8", "--concurrency", "2", "--duration", "1.5", "--prompt-tokens", "8"),
+        *(server.url, "--rates", "4", "8", "--concurrency", "2", "--duration", "0.75", "--prompt-tokens", "8"),
         *("--output-tokens", "4", "--vocab-size", "2048", "--goodput", "ttft:60000", "--plot", tmp_path / "plot.svg"),
         folder=tmp_path,
     )

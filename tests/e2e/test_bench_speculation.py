@@ -16,8 +16,8 @@ def test_texts_are_compared_and_the_gain_stands_next_to_the_one_foreseen(
     speculation: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "run.json"
-    line = f"bench speculation guide --speculation {speculation} --workloads json chat --sequences 1 2 --repeat 2"
-    assert cli.main([*line.split(), "--output-tokens", "24", "--json", str(out)]) in (cli.DONE, 1)
+    line = f"bench speculation guide --speculation {speculation} --workloads json chat --sequences 1 2 --repeat 1"
+    assert cli.main([*line.split(), "--output-tokens", "12", "--json", str(out)]) in (cli.DONE, 1)
     header = next(line for line in capsys.readouterr().out.splitlines() if "asked for" in line)
     assert header.index("gain") < header.index("foreseen") < header.index("tokens a step")
     samples = json.loads(out.read_text())["samples"]["Guesses"]

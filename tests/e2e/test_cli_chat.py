@@ -99,13 +99,20 @@ def open_chat(chats: list[Chat], *arguments: str, model: str = "guide", term: st
     return chats[-1]
 
 
-def test_a_person_is_greeted_in_two_lines_and_told_how_to_leave(chats: list[Chat]) -> None:
+def test_a_person_is_greeted_in_two_lines_told_how_to_leave_and_an_arrow_repeats(chats: list[Chat]) -> None:
     chat = open_chat(chats)
     greeting = chat.expect(PROMPT)
     assert "guide, 2,048 tokens of context" in greeting
     assert "/bye leaves" in " ".join(greeting.split())
     assert "KV memory" not in greeting and "activations" not in greeting
+    assert "--temperature 0.7" not in " ".join(greeting.split())
     assert max(map(len, greeting.splitlines())) <= COLUMNS
+    chat.type("/system Be brief.\n")
+    chat.expect(PROMPT)
+    chat.type("\x1b[A")
+    chat.expect("/system Be brief.")
+    chat.type("\n")
+    chat.expect(PROMPT)
     chat.type("/bye\n")
     chat.end()
     assert chat.process.returncode == 0
@@ -148,12 +155,16 @@ def test_a_pasted_text_is_one_turn(chats: list[Chat], term: str) -> None:
 
 
 def test_a_pasted_text_comes_with_its_lines(chats: list[Chat]) -> None:
+    chat = open_chat(chats, "--max-tokens", "1")
+    chat.expect(PROMPT)
+
     def num_prompt_tokens(text: str) -> int:
-        chat = open_chat(chats, "--max-tokens", "1")
-        chat.expect(PROMPT)
         chat.type(text)
         found = re.search(r"of (\d+) prompt", " ".join((chat.expect("prompt") + "prompt").split()))
         assert found is not None
+        chat.expect(PROMPT)
+        chat.type("/clear\n")
+        chat.expect(PROMPT)
         return int(found[1])
 
     one, two = num_prompt_tokens("a table\n"), num_prompt_tokens(PASTE.format("a table\n\na table\n\na table") + "\n")
@@ -188,14 +199,4 @@ def test_sampling_is_calm_where_nobody_says_how(chats: list[Chat]) -> None:
     note = "quire chat uses --temperature 0.7 --top-p 0.95"
     chats.append(Chat("smollm2"))
     assert note in " ".join(chats[-1].expect(PROMPT).split())
-    for chat in (open_chat(chats, model="smollm2"), open_chat(chats)):
-        assert note not in " ".join(chat.expect(PROMPT).split())
-
-
-def test_what_was_typed_before_comes_back_with_an_arrow(chats: list[Chat]) -> None:
-    chat = open_chat(chats, "--max-tokens", "1")
-    chat.expect(PROMPT)
-    chat.type("/system Be brief.\n")
-    chat.expect(PROMPT)
-    chat.type("\x1b[A")
-    chat.expect("/system Be brief.")
+    assert note not in " ".join(open_chat(chats, model="smollm2").expect(PROMPT).split())

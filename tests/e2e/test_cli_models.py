@@ -14,6 +14,7 @@ import shlex
 import subprocess
 import sys
 import time
+from contextlib import redirect_stderr
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from quire.cli.engine_options import OTHERWISE_SAID, add_engine_options, engine_
 from quire.cli.options import environment_name
 from quire.core.config import EngineConfig
 from quire.core.errors import InvalidConfigError
+from quire.engine import progress
 from support.tiny_checkpoint import write_tiny_qwen3
 from support.tiny_tokenizer import write_chatml, write_llama2
 
@@ -315,24 +317,19 @@ def read_until(ours: int, wanted: str, seen: str = "") -> str:
     return seen
 
 
-LOAD_SLOWLY = """
-import sys
-from quire import cli
-from quire.engine import progress
-progress.SHOWN_AFTER_S = 0.0
-sys.exit(cli.main(["generate", *sys.argv[1:]]))
-"""
-"""A command for which every load takes long enough to be shown."""
+@pytest.fixture
+def slow(quire: Command, monkeypatch: pytest.MonkeyPatch) -> Command:
+    """Commands for which every load takes long enough to be shown."""
+    monkeypatch.setattr(progress, "SHOWN_AFTER_S", 0.0)
+    return quire
 
 
-def test_a_terminal_shows_how_far_the_loading_is_and_then_no_more(folder: str) -> None:
+def test_a_terminal_shows_how_far_the_loading_is_and_then_no_more(slow: Command, folder: str) -> None:
     def seen(*arguments: str, term: str = "xterm") -> str:
         ours, theirs = pty.openpty()
-        command = [sys.executable, "-c", LOAD_SLOWLY, folder, *QUICK, "-p", "hello", *arguments]
-        done = subprocess.run(
-            command, stdout=subprocess.PIPE, stderr=theirs, env={**os.environ, "TERM": term}, timeout=300, check=True
-        )
-        assert b"loading" not in done.stdout
+        with open(theirs, "w", encoding="utf-8", closefd=False) as stream, redirect_stderr(stream):
+            status, out, _ = slow("generate", folder, *QUICK, "-p", "hello", *arguments, TERM=term)
+        assert status == 0 and "loading" not in out
         os.write(theirs, b"<end>")
         os.close(theirs)
         text = read_until(ours, "<end>")
@@ -347,10 +344,9 @@ def test_a_terminal_shows_how_far_the_loading_is_and_then_no_more(folder: str) -
     assert "loading" not in seen(term="dumb")
 
 
-def test_a_pipe_shows_nothing_of_the_loading(folder: str) -> None:
-    command = [sys.executable, "-c", LOAD_SLOWLY, folder, *QUICK, "-p", "hello"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
-    assert "loading" not in done.stdout + done.stderr
+def test_a_pipe_shows_nothing_of_the_loading(slow: Command, folder: str) -> None:
+    status, out, err = slow("generate", folder, *QUICK, "-p", "hello")
+    assert status == 0 and "loading" not in out + err
 
 
 # ---- doctor ----------------------------------------------------------------------------------------------------------

@@ -20,6 +20,8 @@ from support.tiny_checkpoint import write_tiny_llama, write_tiny_qwen3
 from support.tiny_recurrent import CONFIG
 
 MACHINE = "zen5-2-cores"
+FIXED = {"max_num_seqs": 64, "max_num_batched_tokens": 512}
+"""With these, nothing is searched."""
 SETTINGS: dict[str, dict[str, Any]] = {
     "as they are": {},
     "narrow": {"weights": "int8", "kv_dtype": "int8", "block_size": 64},
@@ -75,7 +77,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def test_the_memory_is_that_of_the_start_up_table(
     folders: dict[str, str], model: str, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    settings = {"max_num_seqs": 64, "max_num_batched_tokens": 512, **SETTINGS[name]}  # fixed: nothing is searched
+    settings = FIXED | SETTINGS[name]
     arguments = [folders[model], "--memory", "64MiB", "--hardware", MACHINE, *flags(settings)]
     (machine,) = plan(*arguments, capsys=capsys)["machines"]
     kv_memory = machine["parts_bytes"]["KV blocks"]
@@ -88,14 +90,15 @@ def test_the_memory_is_that_of_the_start_up_table(
 
 
 def test_a_draft_model_is_part_of_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
-    settings = {"max_num_seqs": 64, "max_num_batched_tokens": 512, "speculation": "guide"}
+    settings = {**FIXED, "speculation": "guide"}
     arguments = ["guide", "--memory", "64MiB", "--hardware", MACHINE, *flags(settings)]
     (machine,) = plan(*arguments, capsys=capsys)["machines"]
     config = EngineConfig(kv_memory=machine["parts_bytes"]["KV blocks"], **settings)
     assert_same(machine, plan_engine(config).report.plan)
     assert main(["plan", *arguments]) == 0
     assert "guesses     guide: Qwen3ForCausalLM, 6 layers" in capsys.readouterr().out
-    assert "a draft model that is smaller" in refusal("guide", "--speculation", "opt-13b", capsys=capsys)
+    larger = refusal("guide", "--hardware", MACHINE, "--speculation", "opt-13b", capsys=capsys)
+    assert "a draft model that is smaller" in larger
 
 
 def test_the_best_settings_make_an_engine_that_runs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -208,7 +211,7 @@ def test_what_is_wrong_is_said_in_one_line(
 def test_a_settings_file_is_enough(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "config.json"
     path.write_text(find_settings("qwen3-0.6b").text("config.json"))
-    arguments = ["--memory", "8GiB", "--hardware", MACHINE]
+    arguments = ["--memory", "8GiB", "--hardware", MACHINE, *flags(FIXED)]
     (by_path,) = plan(str(path), *arguments, capsys=capsys)["machines"]
     (by_name,) = plan("qwen3-0.6b", *arguments, capsys=capsys)["machines"]
     assert by_path == by_name
@@ -216,19 +219,19 @@ def test_a_settings_file_is_enough(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def test_narrow_keys_and_values_hold_more(capsys: pytest.CaptureFixture[str]) -> None:
-    (machine,) = plan("qwen3-0.6b", "--memory", "8GiB", "--hardware", MACHINE, capsys=capsys)["machines"]
+    asked = ("qwen3-0.6b", "--memory", "8GiB", "--hardware", MACHINE, *flags(FIXED))
+    (machine,) = plan(*asked, capsys=capsys)["machines"]
     int8, _, _ = machine["narrow_kv"]
     assert [(each["dtype"], each["bytes_per_token"]) for each in machine["narrow_kv"]] == [
         ("int8", 59_136),  # a scale of 4 bytes for each 128 numbers
         ("k8v4", 44_800),
         ("int4", 33_152),  # a scale and a minimum of 4 bytes for each 32 numbers of a key
     ]  # and not fp8, which the CPU engine does not have
-    (narrow,) = plan(*("qwen3-0.6b", "--memory", "8GiB", "--hardware", MACHINE, "--kv-dtype", "int8"), capsys=capsys)[
-        "machines"
-    ]
+    (narrow,) = plan(*asked, "--kv-dtype", "int8", capsys=capsys)["machines"]
     assert narrow["num_blocks"] == pytest.approx(int8["num_blocks"], rel=0.01)
     assert [each["dtype"] for each in narrow["narrow_kv"]] == ["k8v4", "int4"]
-    gpu = plan("qwen3-0.6b", "--hardware", "nvidia-h200", "--device", "cuda", capsys=capsys)["machines"][0]
+    on_gpu = ("--hardware", "nvidia-h200", "--device", "cuda", *flags(FIXED))
+    (gpu,) = plan("qwen3-0.6b", *on_gpu, capsys=capsys)["machines"]
     assert [each["dtype"] for each in gpu["narrow_kv"]] == ["int8", "fp8", "k8v4", "int4"]
 
 
@@ -239,8 +242,9 @@ def test_blocks_of_states_are_as_large_as_each_kv_type_needs(
         json.dumps({**CONFIG, "linear_key_head_dim": 64, "linear_value_head_dim": 64})
     )
 
-    def machine(*flags: str) -> dict[str, Any]:
-        (found,) = plan(str(tmp_path), "--memory", "64MiB", "--hardware", MACHINE, *flags, capsys=capsys)["machines"]
+    def machine(*more: str) -> dict[str, Any]:
+        arguments = ("--memory", "64MiB", "--hardware", MACHINE, *flags(FIXED), *more)
+        (found,) = plan(str(tmp_path), *arguments, capsys=capsys)["machines"]
         return cast(dict[str, Any], found)
 
     for foretold in machine()["narrow_kv"]:

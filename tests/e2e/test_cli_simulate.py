@@ -18,7 +18,7 @@ from quire.core.clock import ManualClock
 from quire.engine.records.step_log import MAGIC, SETTINGS, read_records
 
 SMALL = ["simulate", "qwen3-0.6b", "--kv-memory", "64MiB", "--max-model-len", "512", "--dtype", "bfloat16"]
-BRIEF = ["--rate", "4", "--duration", "20", "--prompt-tokens", "60", "--output-tokens", "30"]
+BRIEF = ["--rate", "4", "--duration", "8", "--prompt-tokens", "60", "--output-tokens", "30"]
 TRACE = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:15:46.68,74,4
 2023-11-16 18:15:46.99,96,9
@@ -335,7 +335,7 @@ def test_right_guesses_bring_answers_sooner_and_wrong_ones_cost_little(capsys: p
     """One user at a time: while memory binds, a token more in a step costs next to nothing."""
 
     def token_s(*arguments: str) -> float:
-        load = ["--users", "1", "--thinking", "0.1", "--duration", "6", "--prompt-tokens", "60"]
+        load = ["--users", "1", "--thinking", "0.1", "--duration", "2", "--prompt-tokens", "60"]
         out = run(capsys, *load, "--output-tokens", "60", "--json", "-", *arguments)
         return float(json.loads(out)["results"]["quire"]["latencies"]["tpot_s"]["mean"])
 

@@ -24,7 +24,7 @@ from support.tiny_checkpoint import write_tiny_qwen3
 from support.tiny_tokenizer import write_chatml
 
 END = 300
-LONGEST = 26
+LONGEST = 18
 SHORT = 130
 Place = tuple[str, int]
 

@@ -12,6 +12,7 @@ import random
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,10 @@ from support.swaps import noted_swaps
 from support.tiny_checkpoint import write_tiny_llama, write_tiny_qwen3
 
 END = 127
+KV_DTYPES = ("float32", "int8", "k8v4", "int4")
+KERNELS = _native.kernel_names()
+PAIRS = [(KV_DTYPES[i % 4], KERNELS[i % len(KERNELS)]) for i in range(max(4, len(KERNELS)))]
+"""Each form of keys, and each set of kernels, once."""
 
 
 def counts_of(llm: LLM) -> tuple[int, int]:
@@ -60,6 +65,13 @@ def alone(folder: Path) -> list[object]:
         return [text for each in WORKLOAD for text in run(llm, [each])]
 
 
+@cache
+def texts_of(folder: Path, longest: int) -> list[object]:
+    """Return the texts of longer requests without guesses, with enough memory."""
+    with make(folder, dtype="bfloat16", enable_prefix_caching=False) as llm:
+        return run(llm, workload(longest))
+
+
 SCHEDULES: dict[str, dict[str, Any]] = {
     "together": {"max_num_seqs": 5},
     "small_chunks": {"max_num_batched_tokens": 9, "max_num_seqs": 9},
@@ -79,8 +91,7 @@ def test_its_own_draft_model_guesses_every_token(folder: Path, alone: list[objec
         assert llm.engine.scheduler.memory.num_looked_up[1] > 0
 
 
-@pytest.mark.parametrize("instruction_set", _native.kernel_names())
-@pytest.mark.parametrize("kv_dtype", ["float32", "int8", "k8v4", "int4"])
+@pytest.mark.parametrize(("kv_dtype", "instruction_set"), PAIRS)
 def test_every_form_of_keys_is_kept_for_both(
     folder: Path, kv_dtype: str, instruction_set: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,28 +104,29 @@ def test_every_form_of_keys_is_kept_for_both(
         assert guessed == run(llm, WORKLOAD)
 
 
-@pytest.mark.parametrize("backend", ["native", "reference"])
-def test_a_draft_model_that_is_mostly_wrong_changes_nothing(folder: Path, other: Path, backend: str) -> None:
+@pytest.mark.parametrize(("backend", "num_requests"), [("native", 9), ("reference", 4)])
+def test_a_draft_model_that_is_mostly_wrong_changes_nothing(
+    folder: Path, other: Path, backend: str, num_requests: int
+) -> None:
+    requests = WORKLOAD[:num_requests]
     with make(folder, backend=backend, speculation=str(other), max_num_seqs=5) as llm:
-        guessed = run(llm, WORKLOAD)
+        guessed = run(llm, requests)
         num_verified, num_right = counts_of(llm)
         assert num_verified > num_right
         assert num_verified > 20
     with make(folder, backend=backend) as llm:
-        assert guessed == run(llm, WORKLOAD)
+        assert guessed == run(llm, requests)
 
 
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])
 def test_preempted_or_swapped_it_goes_on_guessing_every_token(
     folder: Path, preemption: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    expected = texts_of(folder, 200)
     swapped = noted_swaps(monkeypatch)
-    longer = workload(200)
-    with make(folder, dtype="bfloat16", enable_prefix_caching=False) as llm:
-        expected = run(llm, longer)
     settings: dict[str, Any] = {"swap_space": "4MiB"} if preemption == "swap" else {}
     with make(folder, dtype="bfloat16", kv_memory="700KiB", speculation=str(folder), **settings) as llm:
-        assert run(llm, longer) == expected
+        assert run(llm, workload(200)) == expected
         num_verified, num_right = counts_of(llm)
         assert num_verified == num_right > 50
         assert llm.engine.scheduler.num_preemptions > 0
@@ -160,8 +172,7 @@ class Adversary:
         return choices
 
 
-@pytest.mark.parametrize("kind", ["random", "ends", "wrong"])
-@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize(("kind", "steps"), [("random", 3), ("ends", 1), ("wrong", 3)])
 def test_an_adversary_changes_nothing(folder: Path, alone: list[object], kind: str, steps: int) -> None:
     with make(folder, dtype="bfloat16", speculation=str(folder), max_num_seqs=4, max_steps_under_way=steps) as llm:
         rows = llm.engine._executor._draft
@@ -276,10 +287,10 @@ def test_a_draft_model_with_a_shorter_context_guesses_as_far_as_it_reads(folder:
         assert guessed == run(llm, WORKLOAD)
 
 
-@pytest.mark.parametrize("backend", ["native", "reference"])
+@pytest.mark.parametrize(("backend", "num_requests"), [("native", 9), ("reference", 4)])
 @pytest.mark.parametrize("num_tokens", [104, 160])
 def test_tokens_that_only_one_of_the_models_has(
-    folder: Path, tmp_path: Path, backend: str, num_tokens: int, monkeypatch: pytest.MonkeyPatch
+    folder: Path, tmp_path: Path, backend: str, num_requests: int, num_tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As with vocabularies that are padded to other lengths; texts of the model have tokens that the other lacks."""
     settings = {"vocab_size": num_tokens, "num_hidden_layers": 1, "eos_token_id": 1}
@@ -288,7 +299,7 @@ def test_tokens_that_only_one_of_the_models_has(
     texts = []
     for speculation in ("off", "draft"):
         with make(folder, backend=backend, speculation=speculation) as llm:
-            texts.append(run(llm, WORKLOAD))
+            texts.append(run(llm, WORKLOAD[:num_requests]))
             assert (counts_of(llm)[0] > 20) == (speculation == "draft")
     assert texts[0] == texts[1]
 
@@ -309,14 +320,14 @@ def guess_now_and_then(llm: LLM, seed: int) -> None:
 @pytest.mark.parametrize("name", [*SCHEDULES, "recompute", "swap", "n"])
 def test_when_it_guesses_again_it_catches_up_and_guesses_every_token(folder: Path, name: str, seed: int) -> None:
     """What it has not read may be anywhere: in a prompt, in a block that others share, in one that was swapped."""
-    texts = workload(120)
+    texts, expected = workload(120), texts_of(folder, 120)
     settings: dict[str, Any] = dict(SCHEDULES.get(name, {}))
     if name == "n":
         texts = [(prompt, replace(sampling, n=3)) for prompt, sampling in texts[:4]]
+        with make(folder, dtype="bfloat16") as llm:
+            expected = run(llm, texts)
     elif name not in SCHEDULES:
         settings = {"kv_memory": "600KiB", "swap_space": "4MiB" if name == "swap" else 0}
-    with make(folder, dtype="bfloat16") as llm:
-        expected = run(llm, texts)
     with make(folder, dtype="bfloat16", speculation=str(folder), **settings) as llm:
         guess_now_and_then(llm, seed)
         for _ in range(2):  # the second time from cached texts, where there is room for them

@@ -60,12 +60,17 @@ def deltas(server: ServedProcess, url: str, num_tokens: int) -> Iterator[str]:
                 yield from (choice["delta"].get("content") or "" for choice in event["choices"])
 
 
-def are_ready(server: ServedProcess) -> bool:
-    """Whether both engines take requests."""
+def of_replicas(server: ServedProcess, name: str) -> list[float]:
+    """Return a metric of both engines."""
     with closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=300)) as connection:
         connection.request("GET", "/metrics")
-        ready = parse(connection.getresponse().read().decode())["quire_replica_ready"]
-    return all(ready.value(replica=name) for name in "01")
+        metric = parse(connection.getresponse().read().decode())[name]
+    return [metric.value(replica=replica) for replica in "01"]
+
+
+def are_ready(server: ServedProcess) -> bool:
+    """Whether both engines take requests."""
+    return all(of_replicas(server, "quire_replica_ready"))
 
 
 def text_of(server: ServedProcess, url: str, trouble: Callable[[], None] = lambda: None) -> str:
@@ -84,14 +89,17 @@ def test_an_answer_about_an_image_survives_its_engine(folder: Path, tmp_path: Pa
         calm = {url: text_of(server, url) for url in (CAT, DOG)}
         assert calm[CAT] != calm[DOG]
 
-        def kill_one() -> None:
-            for engine in server.engines[:1]:
-                os.kill(engine, signal.SIGKILL)
+        by_age = [0, 1]  # replicas, in the order in which their engines were started
 
-        for _ in range(2):
-            for url, expected in calm.items():
-                wait_until(lambda: are_ready(server))
-                assert text_of(server, url, kill_one) == expected
+        def kill_busy() -> None:
+            age = by_age.index(of_replicas(server, "quire_replica_texts").index(1))
+            os.kill(server.engines[age], signal.SIGKILL)
+            by_age.append(by_age.pop(age))
+
+        for url, expected in calm.items():
+            wait_until(lambda: are_ready(server))
+            assert text_of(server, url, kill_busy) == expected
+        assert sum(of_replicas(server, "quire_replica_restarts_total")) >= 1
 
 
 def test_blocks_of_an_image_are_exported_and_imported(folder: Path, tmp_path: Path) -> None:
