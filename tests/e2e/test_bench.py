@@ -5,9 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-import os
 import re
-import subprocess
 import sys
 from array import array
 from dataclasses import replace
@@ -78,16 +76,11 @@ def texts(tmp_path: Path) -> Path:
     return path
 
 
-def run_script(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(BENCHMARKS / name), *arguments],
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-        env={**os.environ, "PYTHONUTF8": "1"},
-        timeout=300,
-        check=False,
-    )
+def script(name: str) -> Any:
+    """Return a script of benchmarks/ as a module."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(BENCHMARKS))
+        return importlib.import_module(name)
 
 
 # ---- commands -------------------------------------------------------------------------------------------------------
@@ -316,11 +309,8 @@ def test_kernels_with_several_numbers_of_threads(tmp_path: Path) -> None:
     assert {number: list(seconds) for number, seconds in samples["Threads"].items()} == {"1": works, "3": works}
 
 
-def test_a_roofline_shows_what_was_measured_below_what_is_possible(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    plot = importlib.import_module("roofline_plot")
+def test_a_roofline_shows_what_was_measured_below_what_is_possible(tmp_path: Path) -> None:
+    plot = script("roofline_plot")
     run = {"num_bytes": 2e9, "bandwidth": 40e9, "arithmetic": 1e12}  # 0.05 s for the bytes, 0.02 s of arithmetic a row
     runs = {rows: {**run, "num_operations": rows * 2e10, "seconds": 0.1 * rows} for rows in (1, 4)}
     products = {f"all of a step, {rows} rows": [each] for rows, each in runs.items()} | {"head, 1 rows": [runs[1]]}
@@ -629,7 +619,7 @@ for name in ("--model", "--out", "--repeat", "--threads", "--limit"):
     parser.add_argument(name)
 parser.add_argument("--workload", nargs="+")
 parser.add_argument("--eager", action="store_true")
-options = parser.parse_args()
+options, _ = parser.parse_known_args()
 if options.eager:
     raise SystemExit("no eager mode")
 for workload in options.workload:
@@ -646,8 +636,8 @@ for workload in options.workload:
 def test_bench_quire_writes_the_lines_of_the_runners(workload: Path, single: Path, tmp_path: Path) -> None:
     out = tmp_path / "lines.jsonl"
     arguments = ["--model", "guide", "--repeat", "2", "--threads", "1", "--kv-memory", "8MiB", "--block", "32"]
-    done = run_script("bench_quire.py", *arguments, "--out", str(out), "--workload", str(workload), str(single))
-    assert done.returncode == 0, done.stderr
+    arguments += ["--out", str(out), "--workload", str(workload), str(single)]
+    assert script("bench_quire").main(arguments) == 0
     lines = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
     assert [(line["workload"], line["rep"]) for line in lines] == [
         ("tiny", 0),
@@ -668,32 +658,38 @@ def test_bench_quire_writes_the_lines_of_the_runners(workload: Path, single: Pat
         (["--model", "no/such/folder"], 2, "no/such/folder"),
     ],
 )
-def test_bench_quire_says_what_is_wrong(workload: Path, arguments: list[str], status: int, message: str) -> None:
-    done = run_script("bench_quire.py", "--model", "guide", "--workload", str(workload), *arguments)
-    (line,) = done.stderr.splitlines()
-    assert (done.returncode, done.stdout) == (status, "")
+def test_bench_quire_says_what_is_wrong(
+    workload: Path, arguments: list[str], status: int, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert script("bench_quire").main(["--model", "guide", "--workload", str(workload), *arguments]) == status
+    printed = capsys.readouterr()
+    (line,) = printed.err.splitlines()
+    assert printed.out == ""
     assert message in line
 
 
 def compare(folder: Path, single: Path, *arguments: str) -> int:
-    (folder / "bench_vllm.py").write_text(FAKE_RUNNER, encoding="utf-8")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(BENCHMARKS))
-        main = importlib.import_module("compare").main
-    status: int = main([
+    for name in ("bench_vllm.py", "bench_openvino.py"):
+        (folder / name).write_text(FAKE_RUNNER, encoding="utf-8")
+    status: int = script("compare").main([
         "--model", "guide", "--runners", str(folder), "--workload", str(single), "--kv-gib", "1", "--threads", "1",
         "--repeat", "2", "--page", str(folder / "PAGE.md"), "--results", str(folder / "results"), *arguments,
     ])  # fmt: skip
     return status
 
 
-def test_a_comparison_writes_a_page_samples_and_a_plot(single: Path, tmp_path: Path) -> None:
-    assert compare(tmp_path, single, "--vllm-python", sys.executable, "--variant", "small=--block 32") == 0
+def test_a_comparison_writes_a_page_samples_and_a_plot_without_a_peer_that_fails(
+    single: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    peers = ["--vllm-python", sys.executable, "--openvino-python", sys.executable, "--openvino-args=--eager"]
+    assert compare(tmp_path, single, *peers, "--variant", "small=--block 32") == 0
+    assert capsys.readouterr().err.count("OpenVINO is left out: it ended with status 1: no eager mode") == 1
     page = (tmp_path / "PAGE.md").read_text(encoding="utf-8")
     assert page.startswith("# Results\n")
     assert "\n## Throughput beside the peers\n" in page
     assert "| quire small" in page
     assert "| fake 1" in page
+    assert "it ended with status 1: no eager mode" in page
     assert "single: decode, tok/s: quire to the best of vLLM" in page
     assert re.search(r"\| ratio of quire +\| ratio of quire small +\|", page)
     (samples,) = (tmp_path / "results").glob("*.json")
@@ -703,11 +699,11 @@ def test_a_comparison_writes_a_page_samples_and_a_plot(single: Path, tmp_path: P
     assert f"](results/{plot.name})" in page
     texts = [element.text for element in ElementTree.parse(plot).iter() if element.tag.endswith("text")]
     assert {"quire", "quire small", "vLLM", "single: decode, tok/s"} <= set(texts)
+    assert "OpenVINO" not in texts
 
 
-def test_every_variant_is_held_to_the_bounds_that_bear_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    comparison = importlib.import_module("comparison")
+def test_every_variant_is_held_to_the_bounds_that_bear_its_name() -> None:
+    comparison = script("comparison")
 
     def lines(decode: float, output: float) -> list[dict[str, Any]]:
         return [
@@ -730,14 +726,8 @@ def test_every_variant_is_held_to_the_bounds_that_bear_its_name(monkeypatch: pyt
     ]
     single = results.rows[0]
     assert single[-2:] == ("0.500× (0.500–0.500)", "1.50× (1.50–1.50)")
-
-
-def test_a_peer_that_fails_is_left_out(single: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert compare(tmp_path, single, "--vllm-python", sys.executable, "--vllm-args=--eager") == 0
-    assert capsys.readouterr().err.count("vLLM is left out: it ended with status 1: no eager mode") == 1
-    page = (tmp_path / "PAGE.md").read_text(encoding="utf-8")
-    assert "it ended with status 1: no eager mode" in page
-    assert "# Goals" not in page
+    alone = comparison.Comparison({"quire": "", "vLLM": ""}, [{"quire": repeat["quire"]}], {"vLLM": "no eager mode"})
+    assert not alone.sections()[1].goals
 
 
 def test_a_comparison_without_quire_is_none(single: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -748,9 +738,8 @@ def test_a_comparison_without_quire_is_none(single: Path, tmp_path: Path, capsys
     assert not (tmp_path / "PAGE.md").exists()
 
 
-def test_settings_of_the_runner_are_numbers_truths_and_texts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    runner = importlib.import_module("bench_quire")
+def test_settings_of_the_runner_are_numbers_truths_and_texts() -> None:
+    runner = script("bench_quire")
     pairs = ("batch_invariant=true", "enable_prefix_caching=false", "block_size=32", "policy=priority")
     given = [word for pair in pairs for word in ("--set", pair)]
     settings = runner.settings_of(runner.parser().parse_args(["--model", "m", "--workload", "w", *given]))

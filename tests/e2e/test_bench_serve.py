@@ -95,7 +95,7 @@ def test_a_server_that_runs_is_measured_at_rates(
 
 def test_a_model_is_served_and_loaded_until_it_overflows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     samples = bench(
-        *("guide", "--kv-memory", "8MiB", "--num-threads", "1", "--max-num-seqs", "8", "--duration", "0.6"),
+        *("guide", "--kv-memory", "8MiB", "--num-threads", "1", "--max-num-seqs", "8", "--duration", "0.3"),
         *("--prompt-tokens", "8", "--output-tokens", "4", "--streams", "4", "--repeat", "2"),
         folder=tmp_path,
     )

@@ -16,8 +16,9 @@ def test_texts_are_compared_and_the_gain_stands_next_to_the_one_foreseen(
     speculation: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "run.json"
-    line = f"bench speculation guide --speculation {speculation} --workloads json chat --sequences 1 2 --repeat 1"
-    assert cli.main([*line.split(), "--output-tokens", "12", "--json", str(out)]) in (cli.DONE, 1)
+    line = f"bench speculation guide --kv-memory 32MiB --speculation {speculation} --workloads json chat"
+    sizes = "--sequences 1 2 --repeat 1 --output-tokens 12"
+    assert cli.main([*line.split(), *sizes.split(), "--json", str(out)]) in (cli.DONE, 1)
     header = next(line for line in capsys.readouterr().out.splitlines() if "asked for" in line)
     assert header.index("gain") < header.index("foreseen") < header.index("tokens a step")
     samples = json.loads(out.read_text())["samples"]["Guesses"]
@@ -40,7 +41,9 @@ def test_questions_of_a_file_are_asked_once_each(
 
     monkeypatch.setattr(LLM, "chat", noted)
     file = tmp_path / "questions.txt"
-    line = f"bench speculation guide --workloads chat --sequences 1 --output-tokens 4 --questions {file}"
+    line = (
+        f"bench speculation guide --kv-memory 32MiB --workloads chat --sequences 1 --output-tokens 4 --questions {file}"
+    )
     file.write_text("\n".join(questions))
     assert cli.main([*line.split(), "--repeat", "3"]) in (cli.DONE, 1)
     assert sorted(asked) == sorted(2 * questions)  # by both engines

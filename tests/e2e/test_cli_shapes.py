@@ -11,7 +11,7 @@ from quire.cli import main
 MODELS = {"guide": 1_536, "qwen3-0.6b": 114_688, "llama-3.1-8b": 131_072, "opt-13b": 819_200}
 """Bytes of keys and values of a token, by their published shapes."""
 REQUESTS = ["--hardware", "nvidia-a100-40gb", "--prompt-tokens", "60", "--output-tokens", "20"]
-BRIEF = ["--rate", "2", "--duration", "10", "--max-model-len", "512"]
+BRIEF = ["--rate", "2", "--duration", "10", "--max-model-len", "512", "--kv-memory", "1GiB"]
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -24,7 +24,7 @@ from support.tiny_checkpoint import write_tiny_qwen3
 from support.tiny_tokenizer import write_chatml
 
 END = 300
-LONGEST = 18
+LONGEST = 26
 SHORT = 130
 Place = tuple[str, int]
 
@@ -83,8 +83,7 @@ def requests() -> list[Add]:
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {},
-    "guesses": {"speculation": "ngram"},
-    "int8": {"dtype": "bfloat16", "kv_dtype": "int8"},
+    "guesses and int8": {"speculation": "ngram", "dtype": "bfloat16", "kv_dtype": "int8"},
     "little memory": {"kv_memory": "256KiB", "max_model_len": SHORT, "enable_prefix_caching": False},
 }
 

@@ -89,17 +89,20 @@ def test_an_answer_about_an_image_survives_its_engine(folder: Path, tmp_path: Pa
         calm = {url: text_of(server, url) for url in (CAT, DOG)}
         assert calm[CAT] != calm[DOG]
 
-        by_age = [0, 1]  # replicas, in the order in which their engines were started
+        by_age, killed = [0, 1], list[int]()  # replicas, in the order in which their engines were started
 
         def kill_busy() -> None:
-            age = by_age.index(of_replicas(server, "quire_replica_texts").index(1))
-            os.kill(server.engines[age], signal.SIGKILL)
-            by_age.append(by_age.pop(age))
+            texts = of_replicas(server, "quire_replica_texts")
+            if 1 in texts:
+                age = by_age.index(texts.index(1))
+                os.kill(server.engines[age], signal.SIGKILL)
+                by_age.append(by_age.pop(age))
+                killed.append(age)
 
-        for url, expected in calm.items():
-            wait_until(lambda: are_ready(server))
-            assert text_of(server, url, kill_busy) == expected
-        assert sum(of_replicas(server, "quire_replica_restarts_total")) >= 1
+        for number, (url, expected) in enumerate(calm.items(), start=1):
+            while len(killed) < number:  # an answer can be complete before its beginning is read
+                wait_until(lambda: are_ready(server))
+                assert text_of(server, url, kill_busy) == expected
 
 
 def test_blocks_of_an_image_are_exported_and_imported(folder: Path, tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from quire.core.errors import ExecutionError, InvalidConfigError
 from quire.core.grammar import Grammar
 from quire.core.sampling_params import SamplingParams
 from quire.engine.llm import LLM
-from quire.instruments.bench.flags import add_choices, add_count, add_counts
+from quire.instruments.bench.flags import add_choices, add_count, add_counts, add_size
 from quire.reporting.report import Goal, Section, cell
 from quire.reporting.results import Tell, run_benchmark
 from quire.reporting.samples import ratios, summarize
@@ -77,6 +77,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--questions", metavar="FILE", help="questions for chat, one per line; default: generated")
     add_counts(parser, "sequences", (1, 4, 8, 16, MANY), "sequences at once")
     add_count(parser, "output-tokens", 96, "maximum tokens per answer")
+    add_size(parser, "kv-memory", "1GiB", "KV memory of each of the two engines")
     add_count(parser, "repeat", 5, "repetitions of each kind")
 
 
@@ -133,7 +134,11 @@ class Turn:
 def measure_speculation(options: argparse.Namespace, tell: Tell) -> Section:
     """Measure all workloads; raises `ExecutionError` if a text differs."""
     config = EngineConfig(
-        model=options.model, kv_memory="1GiB", touch_kv_memory="start", enable_prefix_caching=False, max_model_len=1024
+        model=options.model,
+        kv_memory=options.kv_memory,
+        touch_kv_memory="start",
+        enable_prefix_caching=False,
+        max_model_len=1024,
     )
     rows, samples, goals = [], dict[str, object](), list[Goal]()
     questions = _questions(options)
