@@ -27,7 +27,8 @@ from support.tiny_recurrent import write_tiny_qwen3_5
 SHARED = [(5 * i * i + 3 * i + 1) % 120 for i in range(140)]
 WINDOWS = {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1}
 LONGEST = 300
-MOST_LONGER = 90
+MOST_LONGER = 80
+LITTLE_MEMORY = {"windows": "150KiB", "recurrent": "500KiB", "convolution": "190KiB"}  # others: 400 KiB
 
 Entry = list[tuple[int, float, int]]
 Text = tuple[list[int], list[Entry], list[Entry]]
@@ -47,9 +48,9 @@ def workload() -> list[tuple[list[int], SamplingParams]]:
     """Return prompts of many lengths, some of them alike for a while, greedy and drawn."""
     chance = random.Random(3)
     found = []
-    for index in range(14):
+    for index in range(10):
         prompt = SHARED[: chance.choice([0, 16, 64, 100, 140, 140])] + [
-            chance.randrange(120) for _ in range(1 + 7 * index)
+            chance.randrange(120) for _ in range(1 + 9 * index)
         ]
         sampling = SamplingParams(
             temperature=chance.choice([0.0, 0.8, 1.5]),
@@ -97,24 +98,33 @@ def run(llm: LLM, workload: Sequence[tuple[list[int], SamplingParams]]) -> list[
     return texts_of(outputs)
 
 
+NUMBERS: dict[str, dict[str, Any]] = {
+    "float32": {"dtype": "float32"},
+    "bfloat16": {"dtype": "bfloat16"},
+    "int8": {"dtype": "bfloat16", "weights": "int8"},
+    "int8_kv": {"dtype": "bfloat16", "kv_dtype": "int8"},
+    "k8v4": {"dtype": "bfloat16", "kv_dtype": "k8v4"},
+    "int4": {"dtype": "bfloat16", "kv_dtype": "int4"},
+}
 MODELS = ("qwen3", "windows", "llama", "mixed", "recurrent", "convolution")
 
 
-def everywhere(*, in_turn: bool = False, **axes: Iterable[str]) -> pytest.MarkDecorator:
-    """Run a test with each model, each instruction set and each combination of other values.
+def everywhere(*, with_numbers: str = "", **axes: Iterable[str]) -> pytest.MarkDecorator:
+    """Run a test with each model, each instruction set and each combination of other values, the numbers last.
 
-    With other values, the gate has every combination of those, each with one model and one instruction set, and these
-    in turn; without, each model with each instruction set, or `in_turn` with one. `make test-long` has the rest.
+    The gate has every combination of the other values, each with one model, and these in turn; where there are none,
+    it has each model, for a test that computes `with_numbers`. A model and numbers have the same instruction set in
+    every test of the gate, so that few texts are computed alone. `make test-long` has the rest.
     """
     names = ["folder", "instruction_set", *axes]
     values = [MODELS, _native.kernel_names(), *map(tuple, axes.values())]
     found = []
     for indices in product(*(range(len(each)) for each in values)):
         model, instruction_set, *others = indices
-        turn = sum(others) if axes else model
-        is_in_turn = (turn % len(values[0]), turn % len(values[1])) == (model, instruction_set)
-        is_in_gate = is_in_turn or not (axes or in_turn)
-        marks = () if is_in_gate else pytest.mark.long
+        turn = sum(others) % len(MODELS) if axes else model
+        numbers = with_numbers or values[-1][others[-1]]
+        set_in_turn = (turn + 3 * list(NUMBERS).index(numbers) // 2) % len(values[1])
+        marks = () if (model, instruction_set) == (turn, set_in_turn) else pytest.mark.long
         found.append(pytest.param(*(each[index] for each, index in zip(values, indices, strict=True)), marks=marks))
     return pytest.mark.parametrize(names, found, indirect=["folder", "instruction_set"])
 
@@ -147,19 +157,16 @@ def forced(instruction_set: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUIRE_ISA", instruction_set)
 
 
-NUMBERS: dict[str, dict[str, Any]] = {
-    "float32": {"dtype": "float32"},
-    "bfloat16": {"dtype": "bfloat16"},
-    "int8": {"dtype": "bfloat16", "weights": "int8"},
-    "int8_kv": {"dtype": "bfloat16", "kv_dtype": "int8"},
-    "k8v4": {"dtype": "bfloat16", "kv_dtype": "k8v4"},
-    "int4": {"dtype": "bfloat16", "kv_dtype": "int4"},
-}
 ALONE: dict[tuple[Path, str, str, bool], list[Text]] = {}
 
 
 def make(folder: Path, **settings: Any) -> LLM:
     return LLM(folder, skip_tokenizer_init=True, **{"kv_memory": "8MiB", "max_model_len": LONGEST, **settings})
+
+
+def make_small(folder: Path, **settings: Any) -> LLM:
+    """Return an engine whose memory does not hold all requests: their blocks differ in size from model to model."""
+    return make(folder, kv_memory=LITTLE_MEMORY.get(folder.name, "400KiB"), **settings)
 
 
 def longer() -> list[tuple[list[int], SamplingParams]]:
@@ -180,15 +187,12 @@ def alone(folder: Path, instruction_set: str, numbers: str, *, are_longer: bool 
 
 
 SCHEDULES: dict[str, dict[str, Any]] = {
-    "together": {},
-    "one_thread": {"num_threads": 1},
+    "one_thread": {"num_threads": 1, "prefix_index": "radix_tree"},
     "blocks_of_32": {"block_size": 32},
     "blocks_of_64": {"block_size": 64},
     "blocks_of_128": {"block_size": 128},
     "small_chunks": {"max_num_batched_tokens": 9, "max_num_seqs": 9},
-    "three_at_once": {"max_num_seqs": 3},
-    "radix_tree": {"prefix_index": "radix_tree"},
-    "steps_ahead": {"max_steps_under_way": 3},
+    "steps_ahead": {"max_num_seqs": 3, "max_steps_under_way": 3},
 }
 WITH_GUESSES: dict[str, dict[str, Any]] = {
     "guesses": {"speculation": "ngram"},
@@ -208,16 +212,19 @@ def test_any_schedule_with_guesses_is_as_alone(folder: Path, instruction_set: st
         assert run(llm, WORKLOAD) == alone(folder, instruction_set, numbers)
 
 
-@everywhere(in_turn=True)  # `test_native_decoder.py` compares them with the reference on each instruction set
-def test_the_numbers_are_part_of_the_comparison(folder: Path, instruction_set: str) -> None:
-    texts = [alone(folder, instruction_set, numbers) for numbers in NUMBERS]
+@everywhere(with_numbers="float32")  # `test_native_decoder.py` compares them with the reference on each instruction set
+def test_the_numbers_are_part_of_the_comparison(folder: Path) -> None:
+    texts = []
+    for numbers in NUMBERS.values():
+        with make(folder, **numbers) as llm:
+            texts.append(run(llm, WORKLOAD[:3]))
     assert all(one != other for index, one in enumerate(texts) for other in texts[:index])
 
 
-@everywhere(numbers=["bfloat16", "int8", "k8v4", "int4"])
+@everywhere(numbers=NUMBERS)
 def test_from_the_cache_and_in_any_order_is_as_alone(folder: Path, instruction_set: str, numbers: str) -> None:
     expected = alone(folder, instruction_set, numbers)
-    with make(folder, **NUMBERS[numbers]) as llm:
+    with make(folder, num_threads=2, **NUMBERS[numbers]) as llm:
         assert run(llm, WORKLOAD) == expected
         order = random.Random(1).sample(range(len(WORKLOAD)), len(WORKLOAD))
         again = llm.generate(
@@ -228,13 +235,13 @@ def test_from_the_cache_and_in_any_order_is_as_alone(folder: Path, instruction_s
         assert any(hits.values())
 
 
-@everywhere(numbers=["bfloat16", "int8"], preemption=["recompute", "swap"])
+@everywhere(preemption=["recompute", "swap"], numbers=["bfloat16", "int8"])
 def test_preempted_is_as_alone(
     folder: Path, instruction_set: str, preemption: str, numbers: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     swapped = noted_swaps(monkeypatch)
     settings: dict[str, Any] = NUMBERS[numbers] | ({"swap_space": "4MiB"} if preemption == "swap" else {})
-    with make(folder, kv_memory="400KiB", preemption=preemption, **settings) as llm:
+    with make_small(folder, preemption=preemption, **settings) as llm:
         texts = run(llm, longer())
         assert llm.engine.scheduler.num_preemptions > 0
         assert any(swapped) == (preemption == "swap")
@@ -263,7 +270,7 @@ def test_guessed_ahead_is_as_alone(folder: Path, instruction_set: str, guesses: 
         assert (not any(counts.right)) == (wrong_each == 1)
 
 
-@everywhere(in_turn=True)
+@everywhere(with_numbers="bfloat16")
 def test_guessed_from_earlier_answers_is_as_alone(folder: Path, instruction_set: str) -> None:
     """By the proposers themselves: the second time these texts were answered before."""
     expected = alone(folder, instruction_set, "bfloat16")
@@ -278,17 +285,16 @@ def test_guessed_from_earlier_answers_is_as_alone(folder: Path, instruction_set:
 def test_guessed_ahead_in_too_little_memory_is_as_alone(folder: Path, instruction_set: str, numbers: str) -> None:
     expected = alone(folder, instruction_set, numbers, are_longer=True)
     texts = {tuple(prompt): tokens for (prompt, _), (tokens, _, _) in zip(WORKLOAD, expected, strict=True)}
-    memory = {"recurrent": "850KiB", "convolution": "200KiB"}.get(folder.name, "400KiB")  # their blocks differ in size
-    with make(folder, **NUMBERS[numbers], kv_memory=memory, speculation="ngram") as llm:
+    with make_small(folder, **NUMBERS[numbers], speculation="ngram") as llm:
         llm.engine._executor._proposer = Guesser(texts, wrong_each=5, most=9)
         assert run(llm, longer()) == expected
         assert llm.engine.scheduler.num_preemptions > 0
         assert llm.engine.stats().num_right_guesses > 0
 
 
-@everywhere(in_turn=True)
+@everywhere(with_numbers="bfloat16")
 def test_n_sequences_of_one_request_are_n_requests(folder: Path, instruction_set: str) -> None:
-    prompt, sampling = WORKLOAD[9][0], replace(WORKLOAD[9][1], temperature=1.2, top_k=0)
+    prompt, sampling = WORKLOAD[6][0], replace(WORKLOAD[6][1], temperature=1.2, top_k=0)
     with make(folder, dtype="bfloat16") as llm:
         together = run(llm, [(prompt, replace(sampling, n=4)), WORKLOAD[3]])
     with make(folder, dtype="bfloat16", enable_prefix_caching=False) as llm:
@@ -298,7 +304,7 @@ def test_n_sequences_of_one_request_are_n_requests(folder: Path, instruction_set
     assert len({tuple(tokens) for tokens, _, _ in single}) > 1
 
 
-@everywhere(in_turn=True)
+@everywhere(with_numbers="float32")
 def test_rules_and_reports_are_part_of_the_comparison(folder: Path, instruction_set: str) -> None:
     """What is compared above depends on the rules, and the prompts of those who asked were reported whole."""
     texts = alone(folder, instruction_set, "float32")
@@ -322,5 +328,5 @@ def test_rules_and_reports_are_part_of_the_comparison(folder: Path, instruction_
     with make(folder, dtype="float32") as llm:
         without = run(llm, plain)
     changed = [without[index][0] != texts[index][0] for index in range(len(WORKLOAD))]
-    assert sum(changed) >= 8
+    assert sum(changed) >= 5
     assert not any(changed[:: len(RULES)])
