@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -17,14 +19,15 @@ from quire.core.failpoints import FAILPOINTS_VARIABLE
 from quire.engine.outputs import RequestDelta
 from quire.engine.process.heartbeat import Patience
 from quire.engine.records.stats import ModelState
+from quire.engine.replicas import replica_set
 from quire.engine.replicas.replica_set import AT_FAULT
 from quire.engine.replicas.settings import ReplicaSettings
 from quire.engine.replicas.supervised import SupervisedLLM
 from quire.routing import scaling
 from support.deltas import outputs_of
-from support.waiting import run, until
+from support.waiting import LIMIT_S, run, until
 
-NUM_STREAMS = 18
+NUM_STREAMS = 12
 SEARCH = 5  # of six, the stream that tells nothing before its end
 CONFIG = EngineConfig(model="guide", kv_memory="8MiB", num_threads=1, max_num_seqs=8)
 SUBJECTS = ("block table", "prefix cache", "scheduler", "worker")
@@ -55,18 +58,6 @@ async def read(llm: SupervisedLLM, number: int, note: Callable[[], None] = lambd
     return [*outputs_of(deltas), deltas[-1].num_prompt_tokens]
 
 
-@pytest.fixture(scope="module")
-def calm() -> list[list[Any]]:
-    """What each stream says where nothing happens."""
-
-    async def test() -> list[list[Any]]:
-        async with SupervisedLLM(CONFIG) as llm:
-            return await asyncio.gather(*(read(llm, number) for number in range(NUM_STREAMS)))
-
-    found: list[list[Any]] = run(test)
-    return found
-
-
 def process_of(llm: SupervisedLLM, index: int) -> int:
     process_id = llm.replicas.replicas[index].process_id
     assert process_id is not None
@@ -87,51 +78,94 @@ async def begun(llm: SupervisedLLM, numbers: Iterable[int]) -> list[asyncio.Task
     return list(streams.values())
 
 
-def texts_through(trouble: Callable[[SupervisedLLM], Awaitable[None]], **settings: Any) -> tuple[list[list[Any]], Any]:
-    """Return what streams say while there is trouble, and the set of engines as it was at the end."""
+async def texts_through(llm: SupervisedLLM, trouble: Callable[[SupervisedLLM], Awaitable[None]]) -> list[list[Any]]:
+    """Return what streams say while there is trouble, when the engines are as before."""
+    await all_ready(llm)
+    streams = await begun(llm, range(NUM_STREAMS))
+    await trouble(llm)
+    texts = await asyncio.gather(*streams)
+    await all_ready(llm)
+    llm.replicas.book.check()
+    assert not llm.replicas.book.requests
+    assert llm.state is ModelState.READY
+    await until(lambda: llm.stats().num_used_blocks == 0)
+    return texts
 
-    async def test() -> tuple[list[list[Any]], Any]:
-        async with SupervisedLLM(CONFIG, replicas=ReplicaSettings(3, **settings)) as llm:
-            await all_ready(llm)
-            streams = await begun(llm, range(NUM_STREAMS))
-            await trouble(llm)
-            texts = await asyncio.gather(*streams)
-            await all_ready(llm)
-            llm.replicas.book.check()
-            assert not llm.replicas.book.requests
-            assert llm.state is ModelState.READY
-            await until(lambda: llm.stats().num_used_blocks == 0)
-            return texts, llm.replicas
 
-    found: tuple[list[list[Any]], Any] = run(test)
-    return found
+@dataclass
+class Fleet:
+    """Two engines that work while tests have trouble for them, and the event loop of their server."""
+
+    llm: SupervisedLLM
+    loop: asyncio.AbstractEventLoop
+
+    def run(self, test: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(test, self.loop).result(LIMIT_S)
+
+    def texts_through(self, trouble: Callable[[SupervisedLLM], Awaitable[None]]) -> list[list[Any]]:
+        return self.run(texts_through(self.llm, trouble))
+
+
+@pytest.fixture(scope="module")
+def fleet() -> Iterator[Fleet]:
+    async def start() -> SupervisedLLM:
+        return await SupervisedLLM(CONFIG, replicas=ReplicaSettings(2)).__aenter__()
+
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    llm = asyncio.run_coroutine_threadsafe(start(), loop).result(LIMIT_S)
+    fleet = Fleet(llm, loop)
+    try:
+        yield fleet
+    finally:
+        fleet.run(llm.__aexit__())
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+@pytest.fixture(scope="module")
+def calm(fleet: Fleet) -> list[list[Any]]:
+    """What each stream says where nothing happens."""
+
+    async def nothing(llm: SupervisedLLM) -> None:
+        pass
+
+    return fleet.texts_through(nothing)
 
 
 def test_an_engine_comes_with_the_load_and_goes_after_it(
     calm: list[list[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scaling, "MOST_WAIT_S", 0.0)
-    monkeypatch.setattr(scaling, "WAITS_FOR_S", 0.5)
-    monkeypatch.setattr(scaling, "IDLE_FOR_S", 0.5)
+    monkeypatch.setattr(scaling, "WAITS_FOR_S", 0.1)
+    monkeypatch.setattr(scaling, "IDLE_FOR_S", 0.1)
+    monkeypatch.setattr(replica_set, "BEAT_S", 0.05)
     monkeypatch.setattr(scaling, "BUSY_MEMORY_S", 0.1)
 
     async def test() -> list[list[Any]]:
-        texts: list[list[Any]] = []
         async with SupervisedLLM(CONFIG, replicas=ReplicaSettings(2, least=1)) as llm:
             assert [replica.is_in_use for replica in llm.replicas.replicas] == [True, False]
-            while len(llm.replicas.in_use) < 2:  # a queue that does not end
-                texts += await asyncio.gather(*(read(llm, number) for number in range(NUM_STREAMS)))
+
+            async def ask(number: int) -> list[list[Any]]:
+                texts = [await read(llm, number)]
+                while len(llm.replicas.in_use) < 2:  # a queue that does not end
+                    texts.append(await read(llm, number))
+                return texts
+
+            found = await asyncio.gather(*map(ask, range(NUM_STREAMS)))
             await all_ready(llm)
             await until(lambda: not llm.replicas.book.requests)
             await until(lambda: len(llm.replicas.in_use) == 1)
-            texts += await asyncio.gather(*(read(llm, number) for number in range(NUM_STREAMS)))
-        return texts
+            last = await asyncio.gather(*(read(llm, number) for number in range(NUM_STREAMS)))
+            return [[*texts, text] for texts, text in zip(found, last, strict=True)]
 
-    for number, text in enumerate(run(test)):
-        assert text == calm[number % NUM_STREAMS]
+    for texts, expected in zip(run(test), calm, strict=True):
+        assert all(text == expected for text in texts)
 
 
-def test_streams_of_an_engine_that_is_killed_go_on_with_the_same_bits(calm: list[list[Any]]) -> None:
+def test_streams_of_an_engine_that_is_killed_go_on_with_the_same_bits(fleet: Fleet, calm: list[list[Any]]) -> None:
     killed = []
 
     async def kill(llm: SupervisedLLM) -> None:
@@ -140,65 +174,72 @@ def test_streams_of_an_engine_that_is_killed_go_on_with_the_same_bits(calm: list
         killed.append(busiest.index)
         os.kill(process_of(llm, busiest.index), signal.SIGKILL)
 
-    texts, replicas = texts_through(kill)
-    assert texts == calm
-    assert [replica.index for replica in replicas.replicas if replica.num_restarts == 1] == killed
-    assert sum(replica.num_restarts for replica in replicas.replicas) == 1
-    assert replicas.num_continued
+    replicas = fleet.llm.replicas
+    before, num_continued = [replica.num_restarts for replica in replicas.replicas], replicas.num_continued
+    assert fleet.texts_through(kill) == calm
+    assert [replica.num_restarts - before[replica.index] for replica in replicas.replicas] == [
+        index in killed for index in range(2)
+    ]
+    assert replicas.num_continued > num_continued
 
 
-def test_all_engines_may_be_killed_at_once(calm: list[list[Any]]) -> None:
+def test_all_engines_may_be_killed_at_once(fleet: Fleet, calm: list[list[Any]]) -> None:
     async def kill(llm: SupervisedLLM) -> None:
-        for index in range(3):
+        for index in range(2):
             os.kill(process_of(llm, index), signal.SIGKILL)
 
-    texts, replicas = texts_through(kill)
-    assert texts == calm
-    assert [replica.num_restarts for replica in replicas.replicas] == [1, 1, 1]
+    before = [replica.num_restarts for replica in fleet.llm.replicas.replicas]
+    assert fleet.texts_through(kill) == calm
+    assert [replica.num_restarts for replica in fleet.llm.replicas.replicas] == [number + 1 for number in before]
 
 
 def test_an_engine_that_is_stopped_is_lost_and_cannot_speak_again(calm: list[list[Any]]) -> None:
     async def stop(llm: SupervisedLLM) -> None:
-        stopped = process_of(llm, 2)
+        stopped = process_of(llm, 1)
         os.kill(stopped, signal.SIGSTOP)
-        await until(lambda: llm.replicas.replicas[2].num_restarts > 0)
+        await until(lambda: llm.replicas.replicas[1].num_restarts > 0)
         with pytest.raises(ProcessLookupError):
             os.kill(stopped, signal.SIGCONT)
 
-    texts, _ = texts_through(stop, patience=Patience(max_silence_s=7.0))
-    assert texts == calm
+    async def test() -> list[list[Any]]:
+        settings = ReplicaSettings(2, patience=Patience(max_silence_s=7.0))
+        async with SupervisedLLM(CONFIG, replicas=settings) as llm:
+            return await texts_through(llm, stop)
+
+    assert run(test) == calm
 
 
-def test_a_rolling_restart_ends_no_stream(calm: list[list[Any]]) -> None:
+def test_a_rolling_restart_ends_no_stream(fleet: Fleet, calm: list[list[Any]]) -> None:
     processes: list[int] = []
 
     async def restart(llm: SupervisedLLM) -> None:
-        processes.extend(process_of(llm, index) for index in range(3))
+        processes.extend(process_of(llm, index) for index in range(2))
         await llm.restart()
-        processes.extend(process_of(llm, index) for index in range(3))
+        processes.extend(process_of(llm, index) for index in range(2))
 
-    texts, replicas = texts_through(restart)
-    assert texts == calm
-    assert len(set(processes)) == 6
-    assert replicas.num_continued == 0
+    num_continued = fleet.llm.replicas.num_continued
+    assert fleet.texts_through(restart) == calm
+    assert len(set(processes)) == 4
+    assert fleet.llm.replicas.num_continued == num_continued
 
 
-def test_requests_that_begin_alike_stay_together() -> None:
-    async def cached(llm: SupervisedLLM, begins: int, number: int) -> int:
+def test_requests_that_begin_alike_stay_together(fleet: Fleet) -> None:
+    async def cached(begins: int, number: int) -> int:
         sampling = SamplingParams(max_tokens=4, temperature=0.0)
         prompt = [20 + (7 * begins + 3 * i) % 900 for i in range(160)] + [20 + number] * 9
-        deltas = [delta async for delta in llm.deltas(await llm.prepare(prompt, sampling))]
+        deltas = [delta async for delta in fleet.llm.deltas(await fleet.llm.prepare(prompt, sampling))]
         return deltas[-1].num_cached_tokens
 
     async def test() -> None:
-        async with SupervisedLLM(CONFIG, replicas=ReplicaSettings(3)) as llm:
-            await all_ready(llm)
-            for number in range(4):
-                found = [await cached(llm, begins, number) for begins in range(5)]
-                assert found == [160 if number else 0] * 5
-            assert all(replica.stats.hit_tokens_total > 0 for replica in llm.replicas.replicas)
+        replicas = fleet.llm.replicas.replicas
+        await all_ready(fleet.llm)
+        before = [replica.stats.hit_tokens_total for replica in replicas]
+        for number in range(4):
+            found = [await cached(begins, number) for begins in range(5)]
+            assert found == [160 if number else 0] * 5
+        assert all(replica.stats.hit_tokens_total > before[replica.index] for replica in replicas)
 
-    run(test)
+    fleet.run(test())
 
 
 def test_a_request_that_kills_engines_ends_alone(calm: list[list[Any]], monkeypatch: pytest.MonkeyPatch) -> None:
