@@ -33,7 +33,7 @@ from quire.serve.replicas.remote_engine import LandingStore, RemoteEngine
 from quire.serve.replicas.store_courier import RelayCourier
 
 CONFIG = EngineConfig(model="guide", kv_memory="8MiB", num_threads=1, max_num_seqs=16)
-NUM_STREAMS = 12
+NUM_STREAMS = 8
 
 
 class OddLink:
@@ -123,9 +123,13 @@ class Links:
         assert process is not None
         return process.pid
 
+    def status(self, link: OddLink) -> int | None:
+        assert link.relay._process is not None
+        return link.relay._process.poll()
+
 
 async def read(llm: SupervisedLLM, number: int, begun: asyncio.Semaphore) -> list[Any]:
-    sampling = SamplingParams(max_tokens=300, seed=number, temperature=0.9, ignore_eos=True, frequency_penalty=0.2)
+    sampling = SamplingParams(max_tokens=200, seed=number, temperature=0.9, ignore_eos=True, frequency_penalty=0.2)
     found: list[Any] = []
     prompt = f"Question {number}: what does a block table do?" * (1 + number % 3)
     async for delta in llm.deltas(await llm.prepare(prompt, sampling)):
@@ -138,47 +142,29 @@ async def read(llm: SupervisedLLM, number: int, begun: asyncio.Semaphore) -> lis
     ]
 
 
-def texts(settings: ReplicaSettings, trouble: Callable[[SupervisedLLM], Awaitable[None]] | None = None) -> list[Any]:
-    async def test() -> list[Any]:
-        async with asyncio.timeout(300), SupervisedLLM(CONFIG, replicas=settings) as llm:
-            while not all(replica.is_ready for replica in llm.replicas.replicas):
-                await asyncio.sleep(0.01)
-            begun = asyncio.Semaphore(0)
-            streams = [asyncio.create_task(read(llm, number, begun)) for number in range(NUM_STREAMS)]
-            for _ in streams:
-                await begun.acquire()
-            if trouble is not None:
-                await trouble(llm)
-            found = await asyncio.gather(*streams)
-            llm.replicas.book.check()
-            return found
-
-    return asyncio.run(test())
+async def all_ready(llm: SupervisedLLM) -> None:
+    while not all(replica.is_ready for replica in llm.replicas.replicas):
+        await asyncio.sleep(0.01)
 
 
-@pytest.fixture(scope="module")
-def calm() -> list[Any]:
-    return texts(ReplicaSettings())
+async def texts(llm: SupervisedLLM, trouble: Callable[[SupervisedLLM], Awaitable[None]] | None = None) -> list[Any]:
+    await all_ready(llm)
+    begun = asyncio.Semaphore(0)
+    streams = [asyncio.create_task(read(llm, number, begun)) for number in range(NUM_STREAMS)]
+    for _ in streams:
+        await begun.acquire()
+    if trouble is not None:
+        await trouble(llm)
+    found = await asyncio.gather(*streams)
+    llm.replicas.book.check()
+    return found
 
 
-def test_what_travels_oddly_arrives_whole(calm: list[Any]) -> None:
-    links = Links()
-    assert texts(ReplicaSettings(2, start=links.start), None) == calm
-    assert [link.num_ended for link in links.links] == [1, 1]
-    assert all(link.relay._process is not None and link.relay._process.poll() == 0 for link in links.links)
-
-
-def test_texts_go_on_when_an_engine_behind_a_relay_is_killed(calm: list[Any]) -> None:
-    links = Links()
+def test_texts_arrive_whole_when_all_travels_oddly_and_when_engines_and_relays_are_lost() -> None:
+    links, failures = Links(), list[str]()
 
     async def kill(llm: SupervisedLLM) -> None:
         os.kill(links.engine(0), signal.SIGKILL)
-
-    assert texts(ReplicaSettings(2, start=links.start), kill) == calm
-
-
-def test_texts_go_on_when_a_relay_is_lost(calm: list[Any]) -> None:
-    links, failures = Links(), list[str]()
 
     async def lose(llm: SupervisedLLM) -> None:
         links.links[1].lose()
@@ -189,10 +175,24 @@ def test_texts_go_on_when_a_relay_is_lost(calm: list[Any]) -> None:
             await asyncio.sleep(0.001)
         failures.append(replica.failure)
 
-    assert texts(ReplicaSettings(2, start=links.start), lose) == calm
-    assert failures == ["the engine process: its relay is gone: the test has ended it"]
-    assert len(links.links) >= 2
-    assert links.links[1].relay._process is not None and links.links[1].relay._process.poll() is not None
+    async def test() -> None:
+        async with asyncio.timeout(300), SupervisedLLM(CONFIG) as llm:
+            calm = await texts(llm)
+        settings = ReplicaSettings(2, start=links.start)
+        async with asyncio.timeout(300), SupervisedLLM(CONFIG, replicas=settings) as llm:
+            assert await texts(llm) == calm
+            assert [link.num_ended for link in links.links] == [0, 0]
+            assert await texts(llm, kill) == calm
+            assert await texts(llm, lose) == calm
+            assert failures == ["the engine process: its relay is gone: the test has ended it"]
+            await all_ready(llm)
+
+    asyncio.run(test())
+    killed, lost, *running = links.links
+    assert len(running) == 2
+    assert [link.num_ended for link in (killed, *running)] == [1, 1, 1]
+    assert (links.status(killed), [links.status(link) for link in running]) == (-signal.SIGKILL, [0, 0])
+    assert links.status(lost) is not None
 
 
 def test_a_prefix_goes_from_relay_to_relay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,7 +244,7 @@ def test_an_engine_that_cannot_be_built_says_why(tmp_path: Path) -> None:
         return await links.start(replace_model(configure, str(tmp_path / "gone")))
 
     async def test() -> None:
-        async with SupervisedLLM(CONFIG, replicas=ReplicaSettings(2, start=start)):
+        async with SupervisedLLM(CONFIG, replicas=ReplicaSettings(1, start=start)):
             pass
 
     with pytest.raises(ExecutionError, match="gone"):

@@ -53,7 +53,6 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 SCHEDULES: dict[str, dict[str, Any]] = {
-    "together": {},
     "blocks": {"block_size": 64, "prefix_index": "radix_tree"},
     "small_chunks": {"max_num_batched_tokens": 9, "max_num_seqs": 9},
     "steps_ahead": {"max_num_seqs": 3, "max_steps_under_way": 3},

@@ -322,16 +322,16 @@ def test_an_engine_that_is_started_again_has_what_it_had(folder: Path, tmp_path:
 
 
 def test_the_text_of_an_adapter_goes_on_in_another_engine(folder: Path) -> None:
-    async def work(num_kills: int) -> list[str]:
+    async def work() -> None:
         config = EngineConfig(model="guide", kv_memory="4MiB", num_threads=1, adapter={"mine": str(folder)})
         async with SupervisedLLM(config, replicas=ReplicaSettings(2)) as llm:
-            replicas, left = llm.replicas.replicas, num_kills
+            replicas, left = llm.replicas.replicas, 0
             while not all(replica.is_ready for replica in replicas):
                 await asyncio.sleep(0.01)
 
             async def text(number: int) -> str:
                 nonlocal left
-                sampling, found = SamplingParams(max_tokens=300, seed=number, ignore_eos=True), ""
+                sampling, found = SamplingParams(max_tokens=200, seed=number, ignore_eos=True), ""
                 ticket = Ticket(adapter="mine" if number % 2 else None)
                 async for each in llm.deltas(await llm.prepare(PROMPT, sampling, ticket)):
                     found += "".join(delta.text for delta in each.outputs)
@@ -340,13 +340,13 @@ def test_the_text_of_an_adapter_goes_on_in_another_engine(folder: Path) -> None:
                         os.kill(replicas[left].process_id or -1, signal.SIGKILL)
                 return found
 
-            texts = await asyncio.gather(*map(text, range(6)))
-            assert sum(replica.num_restarts for replica in replicas) == num_kills
-            return texts
+            calm = await asyncio.gather(*map(text, range(6)))
+            assert len(set(calm)) == 6
+            left = 2
+            assert await asyncio.gather(*map(text, range(6))) == calm
+            assert [replica.num_restarts for replica in replicas] == [1, 1]
 
-    calm = asyncio.run(work(0))
-    assert len(set(calm)) == 6
-    assert asyncio.run(work(2)) == calm
+    asyncio.run(work())
 
 
 def test_a_key_may_be_limited_to_names(folder: Path, tmp_path: Path) -> None:

@@ -265,7 +265,7 @@ def test_a_reader_that_reads_nothing_is_cut_off_and_holds_nobody_up(monkeypatch:
         stuck.close()
 
 
-def test_an_engine_that_is_killed_is_watched_again() -> None:
+def test_an_engine_that_is_killed_is_watched_again_until_the_server_ends() -> None:
     config = EngineConfig(model="guide", kv_memory="1MiB", num_threads=1)
     with ServerProcess(config) as process:
         port = int(process.url.rpartition(":")[2])
@@ -281,7 +281,11 @@ def test_an_engine_that_is_killed_is_watched_again() -> None:
             ask(port, PROMPT)
             picture = lines.until(lambda found: bool(found.blocks) and is_idle(found))
             assert picture.last["step"] > 0
-        os.kill(process.pid, signal.SIGTERM)
+            os.kill(process.pid, signal.SIGTERM)
+            assert lines.has_ended.wait(300)
+        while process.exit_status is None:
+            time.sleep(0.01)
+        assert process.exit_status == 0
 
 
 def ask(port: int, prompt: str) -> dict[str, Any]:
@@ -295,14 +299,3 @@ def ask(port: int, prompt: str) -> dict[str, Any]:
     assert answer.status == 200, value
     connection.close()
     return value
-
-
-def test_the_end_of_the_server_is_the_end_of_the_stream() -> None:
-    config = EngineConfig(model="guide", kv_memory="1MiB", num_threads=1)
-    with ServerProcess(config) as process, LiveLines(int(process.url.rpartition(":")[2])) as lines:
-        lines.until(lambda found: found.last["state"] == "ready")
-        os.kill(process.pid, signal.SIGTERM)
-        assert lines.has_ended.wait(300)
-        while process.exit_status is None:
-            time.sleep(0.01)
-        assert process.exit_status == 0

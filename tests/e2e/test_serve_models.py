@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
 import shutil
 import signal
 import threading
@@ -87,42 +88,54 @@ def many_models(folder: Path, *, memory: str = "900MiB", key: str = "", **config
         yield server
 
 
-def test_models_are_loaded_when_they_are_asked_for(folder: Path) -> None:
-    with many_models(folder) as server:
-        assert server.states() == {"guide": "ready", "ada": "unloaded", "bob": "unloaded", "torn": "unloaded"}
-        first = server.complete("guide").value["choices"][0]["text"]
-        answer = server.complete("ada")
-        assert (answer.status, answer.value["model"]) == (200, "ada")
-        assert answer.value["choices"][0]["text"] == first, "it is the same model"
-        assert server.states()["ada"] == "ready"
-        assert server.loaded() == ["guide", "ada"]
-        listed = [each["name"] for each in server.ask("GET", "/api/tags").value["models"]]
-        assert listed == ["guide:latest", "ada:latest", "bob:latest", "torn:latest"]
-        assert server.ask("GET", "/readyz").status == 200
-        ids = server.ask("POST", "/tokenize", {"model": "bob", "prompt": "A block"})
-        assert (ids.status, server.loaded()) == (200, ["guide", "ada", "bob"])
+@pytest.fixture(scope="module")
+def running(folder: Path) -> Iterator[ManyModels]:
+    with many_models(folder, keep_alive="never") as server:
+        yield server
 
 
-def test_a_broken_model_fails_alone_and_an_unknown_one_is_told_near_names(folder: Path) -> None:
-    with many_models(folder) as server:
-        for name, reason in (("torn", "tokenizer.json"), ("wrong", "config.json")):
-            refused = server.complete(name)
-            assert (refused.status, refused.value["error"]["code"]) == (500, "model_not_loadable")
-            assert reason in refused.value["error"]["message"]
-        unknown = server.complete("guid")
-        assert unknown.status == 404
-        assert "'guide'" in unknown.value["error"]["message"]
-        shown = server.ask("POST", "/api/show", {"model": "torn"})
-        assert (shown.status, "cannot be loaded" in shown.value["error"]) == (500, True)
-        assert server.complete("guide").status == 200
+@pytest.fixture
+def server(running: ManyModels) -> ManyModels:
+    """A server that has only its first model loaded."""
+    for name in ("ada", "bob"):
+        assert running.ask("POST", "/api/generate", {"model": name, "keep_alive": 0}).status == 200
+    wait_until(lambda: running.loaded() == ["guide"])
+    return running
 
 
-def test_a_description_needs_no_engine(folder: Path) -> None:
-    with many_models(folder) as server:
-        shown = server.ask("POST", "/api/show", {"model": "bob"}).value
-        assert shown["template"]
-        assert "completion" in shown["capabilities"]
-        assert server.loaded() == ["guide"]
+def test_models_are_loaded_when_they_are_asked_for(server: ManyModels) -> None:
+    assert server.states() == {"guide": "ready", "ada": "unloaded", "bob": "unloaded", "torn": "unloaded"}
+    first = server.complete("guide").value["choices"][0]["text"]
+    answer = server.complete("ada")
+    assert (answer.status, answer.value["model"]) == (200, "ada")
+    assert answer.value["choices"][0]["text"] == first, "it is the same model"
+    assert server.states()["ada"] == "ready"
+    assert server.loaded() == ["guide", "ada"]
+    listed = [each["name"] for each in server.ask("GET", "/api/tags").value["models"]]
+    assert listed == ["guide:latest", "ada:latest", "bob:latest", "torn:latest"]
+    assert server.ask("GET", "/readyz").status == 200
+    ids = server.ask("POST", "/tokenize", {"model": "bob", "prompt": "A block"})
+    assert (ids.status, server.loaded()) == (200, ["guide", "ada", "bob"])
+
+
+def test_a_broken_model_fails_alone_and_an_unknown_one_is_told_near_names(server: ManyModels) -> None:
+    for name, reason in (("torn", "tokenizer.json"), ("wrong", "config.json")):
+        refused = server.complete(name)
+        assert (refused.status, refused.value["error"]["code"]) == (500, "model_not_loadable")
+        assert reason in refused.value["error"]["message"]
+    unknown = server.complete("guid")
+    assert unknown.status == 404
+    assert "'guide'" in unknown.value["error"]["message"]
+    shown = server.ask("POST", "/api/show", {"model": "torn"})
+    assert (shown.status, "cannot be loaded" in shown.value["error"]) == (500, True)
+    assert server.complete("guide").status == 200
+
+
+def test_a_description_needs_no_engine(server: ManyModels) -> None:
+    shown = server.ask("POST", "/api/show", {"model": "bob"}).value
+    assert shown["template"]
+    assert "completion" in shown["capabilities"]
+    assert server.loaded() == ["guide"]
 
 
 def test_a_tenant_that_reads_about_models_holds_up_only_itself(
@@ -159,53 +172,51 @@ def test_a_tenant_that_reads_about_models_holds_up_only_itself(
         assert order[:2] == ["ada", "bob"], "b waits for one of a's, not for all"
 
 
-def test_a_stream_goes_on_while_another_model_is_loaded(folder: Path) -> None:
+def test_a_stream_goes_on_while_another_model_is_loaded(server: ManyModels) -> None:
     """By the order of events: tokens of the stream come between the start of the load and its end."""
-    with many_models(folder) as server:
-        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=300)
-        body = {"model": "guide", "prompt": "A", "max_tokens": 1500, "ignore_eos": True, "stream": True}
-        connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
-        stream = connection.getresponse()
-        assert stream.readline().startswith(b"data: ")
-        events: list[str] = []
-        loading = server.models.find("ada", ANYBODY).model
-        other = threading.Thread(target=lambda: events.append(f"answer {server.complete('ada').status}"))
-        other.start()
-        num_while_loading = 0
-        for line in stream:
-            if line.startswith(b"data: ") and loading.state.value == "starting":
-                num_while_loading += 1
-        other.join(300)
-        connection.close()
-        assert events == ["answer 200"]
-        assert num_while_loading > 0
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=300)
+    body = {"model": "guide", "prompt": "A", "max_tokens": 700, "ignore_eos": True, "stream": True}
+    connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
+    stream = connection.getresponse()
+    assert stream.readline().startswith(b"data: ")
+    events: list[str] = []
+    loading = server.models.find("ada", ANYBODY).model
+    other = threading.Thread(target=lambda: events.append(f"answer {server.complete('ada').status}"))
+    other.start()
+    num_while_loading = 0
+    for line in stream:
+        if line.startswith(b"data: ") and loading.state.value == "starting":
+            num_while_loading += 1
+    other.join(300)
+    connection.close()
+    assert events == ["answer 200"]
+    assert num_while_loading > 0
 
 
-def test_ollamas_keep_alive_loads_keeps_and_unloads(folder: Path) -> None:
-    with many_models(folder, keep_alive="never") as server:
-        whole = {"stream": False}
-        loaded = server.ask("POST", "/api/generate", {"model": "ada", "keep_alive": -1, **whole}).value
-        assert (loaded["done_reason"], server.loaded()) == ("load", ["guide", "ada"])
-        expires = {each["name"]: each["expires_at"] for each in server.ask("GET", "/api/ps").value["models"]}
-        assert expires["ada:latest"] > "2100"
-        refused = server.ask("POST", "/api/generate", {"model": "ada", "keep_alive": "soon"})
-        assert (refused.status, "keep_alive is" in refused.value["error"]) == (400, True)
-        gone = server.ask("POST", "/api/generate", {"model": "ada", "keep_alive": 0, **whole}).value
-        assert gone["done_reason"] == "unload"
-        wait_until(lambda: server.loaded() == ["guide"])
-        answer = server.ask("POST", "/api/chat", {"model": "bob", "keep_alive": 0, **whole, "messages": [user("Hi")]})
-        assert answer.value["done_reason"] in ("stop", "length")
-        wait_until(lambda: server.loaded() == ["guide"])
-        unloaded = server.ask("POST", "/api/chat", {"model": "bob", "keep_alive": 0, "messages": []}).value
-        assert unloaded["done_reason"] == "unload"
-        assert server.loaded() == ["guide"], "what is not loaded is not loaded to be unloaded"
+def test_ollamas_keep_alive_loads_keeps_and_unloads(server: ManyModels) -> None:
+    whole = {"stream": False}
+    loaded = server.ask("POST", "/api/generate", {"model": "ada", "keep_alive": -1, **whole}).value
+    assert (loaded["done_reason"], server.loaded()) == ("load", ["guide", "ada"])
+    expires = {each["name"]: each["expires_at"] for each in server.ask("GET", "/api/ps").value["models"]}
+    assert expires["ada:latest"] > "2100"
+    refused = server.ask("POST", "/api/generate", {"model": "ada", "keep_alive": "soon"})
+    assert (refused.status, "keep_alive is" in refused.value["error"]) == (400, True)
+    gone = server.ask("POST", "/api/generate", {"model": "ada", "keep_alive": 0, **whole}).value
+    assert gone["done_reason"] == "unload"
+    wait_until(lambda: server.loaded() == ["guide"])
+    answer = server.ask("POST", "/api/chat", {"model": "bob", "keep_alive": 0, **whole, "messages": [user("Hi")]})
+    assert answer.value["done_reason"] in ("stop", "length")
+    wait_until(lambda: server.loaded() == ["guide"])
+    unloaded = server.ask("POST", "/api/chat", {"model": "bob", "keep_alive": 0, "messages": []}).value
+    assert unloaded["done_reason"] == "unload"
+    assert server.loaded() == ["guide"], "what is not loaded is not loaded to be unloaded"
 
 
 def test_an_idle_model_is_unloaded_and_comes_back(folder: Path) -> None:
     with many_models(folder, keep_alive="200ms") as server:
-        assert server.complete("ada").status == 200
+        assert server.complete("guide").status == 200
         wait_until(lambda: server.loaded() == [])
-        assert server.complete("ada").status == 200
+        assert server.complete("guide").status == 200
 
 
 def test_where_memory_is_short_idle_models_make_room(folder: Path) -> None:
@@ -216,26 +227,27 @@ def test_where_memory_is_short_idle_models_make_room(folder: Path) -> None:
         assert server.loaded() == ["guide"]
 
 
-def test_the_crash_of_one_engine_leaves_the_others_serving(folder: Path) -> None:
-    with many_models(folder) as server:
-        assert server.complete("ada").status == 200
-        model: Any = server.models.find("ada", ANYBODY).model
-        os.kill(model._model.engine_process_id, signal.SIGKILL)
-        assert server.complete("guide").status == 200
-        wait_until(lambda: server.complete("ada").status == 200)
+def test_the_crash_of_one_engine_leaves_the_others_serving(server: ManyModels) -> None:
+    assert server.complete("ada").status == 200
+    model: Any = server.models.find("ada", ANYBODY).model
+    os.kill(model._model.engine_process_id, signal.SIGKILL)
+    assert server.complete("guide").status == 200
+    wait_until(lambda: server.complete("ada").status == 200)
 
 
-def test_numbers_are_told_of_each_model(folder: Path) -> None:
-    with many_models(folder) as server:
-        assert server.complete("ada").status == 200
-        told = server.ask("GET", "/metrics").body.decode()
-        assert 'quire_model_loaded{model_name="ada"} 1' in told
-        assert 'quire_model_loaded{model_name="bob"} 0' in told
-        assert 'quire_generated_tokens_total{model_name="ada"} 3' in told
-        assert 'quire_generated_tokens_total{model_name="guide"} 0' in told
-        assert server.ask("GET", "/load").value["num_waiting"] == 0
-        assert server.ask("GET", "/props?model=ada").value["model_alias"] == "ada"
-        assert server.ask("GET", "/live?model=none").status == 404
+def test_numbers_are_told_of_each_model(server: ManyModels) -> None:
+    def told(metric: str) -> dict[str, int]:
+        text = server.ask("GET", "/metrics").body.decode()
+        found = re.findall(rf'^quire_{metric}{{model_name="(\w+)"}} (\d+)$', text, re.MULTILINE)
+        return {name: int(number) for name, number in found}
+
+    before = told("generated_tokens_total")
+    assert server.complete("ada").status == 200
+    assert told("model_loaded") == {"guide": 1, "ada": 1, "bob": 0, "torn": 0}
+    assert told("generated_tokens_total") == before | {"ada": before["ada"] + 3}
+    assert server.ask("GET", "/load").value["num_waiting"] == 0
+    assert server.ask("GET", "/props?model=ada").value["model_alias"] == "ada"
+    assert server.ask("GET", "/live?model=none").status == 404
 
 
 def user(text: str) -> dict[str, str]:
