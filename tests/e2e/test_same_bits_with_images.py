@@ -84,10 +84,10 @@ def test_preempted_is_as_alone(model: Model, value: str, monkeypatch: pytest.Mon
     swapped = noted_swaps(monkeypatch)
     settings = {"swap_space": "4MiB"} if value == "swap" else {}
     jobs = [
-        (prompt, images, replace(wanted, max_tokens=min(130, LONGEST - len(prompt))))
+        (prompt, images, replace(wanted, max_tokens=min(60, LONGEST - len(prompt))))
         for prompt, images, wanted in model.jobs
     ]
-    with model.make(kv_memory="160KiB", preemption=value, **settings) as llm:
+    with model.make(kv_memory="100KiB", preemption=value, **settings) as llm:
         texts = run(llm, jobs)
         assert llm.engine.scheduler.num_preemptions > 0
         assert any(swapped) == (value == "swap")
@@ -99,7 +99,7 @@ def test_from_the_disk_is_as_alone(model: Model, tmp_path: Path) -> None:
     settings = {"disk_cache": str(tmp_path / "store"), "disk_cache_size": "16MiB"}
     for _ in range(3):
         with model.make(**settings) as llm:
-            assert run(llm, model.jobs) == model.alone
+            assert run(llm, model.jobs[:6]) == model.alone[:6]
             num_loaded = llm.engine.stats().disk_hit_tokens_total
     assert num_loaded > 0
 

@@ -13,8 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass, field, replace
-from operator import add
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from quire.core.kv_spec import DTYPE_BYTES, RECURRENT, SHARED, KVCacheSpec, KVHeads
@@ -57,7 +56,7 @@ class WeightCount:
     compact_bytes: int = 0
 
     def __add__(self, other: WeightCount) -> WeightCount:
-        return WeightCount(*map(add, astuple(self), astuple(other)))
+        return WeightCount(*(getattr(self, name) + getattr(other, name) for name in WeightCount.__slots__))
 
     @property
     def numbers(self) -> int:
