@@ -28,6 +28,7 @@ from support.deltas import outputs_of
 from support.waiting import LIMIT_S, run, until
 
 NUM_STREAMS = 12
+NUM_ENGINES = 3  # when one dies, two share its streams
 SEARCH = 5  # of six, the stream that tells nothing before its end
 CONFIG = EngineConfig(model="guide", kv_memory="8MiB", num_threads=1, max_num_seqs=8)
 SUBJECTS = ("block table", "prefix cache", "scheduler", "worker")
@@ -94,7 +95,7 @@ async def texts_through(llm: SupervisedLLM, trouble: Callable[[SupervisedLLM], A
 
 @dataclass
 class Fleet:
-    """Two engines that work while tests have trouble for them, and the event loop of their server."""
+    """Three engines that work while tests have trouble for them, and the event loop of their server."""
 
     llm: SupervisedLLM
     loop: asyncio.AbstractEventLoop
@@ -109,7 +110,7 @@ class Fleet:
 @pytest.fixture(scope="module")
 def fleet() -> Iterator[Fleet]:
     async def start() -> SupervisedLLM:
-        return await SupervisedLLM(CONFIG, replicas=ReplicaSettings(2)).__aenter__()
+        return await SupervisedLLM(CONFIG, replicas=ReplicaSettings(NUM_ENGINES)).__aenter__()
 
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
@@ -178,14 +179,14 @@ def test_streams_of_an_engine_that_is_killed_go_on_with_the_same_bits(fleet: Fle
     before, num_continued = [replica.num_restarts for replica in replicas.replicas], replicas.num_continued
     assert fleet.texts_through(kill) == calm
     assert [replica.num_restarts - before[replica.index] for replica in replicas.replicas] == [
-        index in killed for index in range(2)
+        index in killed for index in range(NUM_ENGINES)
     ]
     assert replicas.num_continued > num_continued
 
 
 def test_all_engines_may_be_killed_at_once(fleet: Fleet, calm: list[list[Any]]) -> None:
     async def kill(llm: SupervisedLLM) -> None:
-        for index in range(2):
+        for index in range(NUM_ENGINES):
             os.kill(process_of(llm, index), signal.SIGKILL)
 
     before = [replica.num_restarts for replica in fleet.llm.replicas.replicas]
@@ -213,13 +214,13 @@ def test_a_rolling_restart_ends_no_stream(fleet: Fleet, calm: list[list[Any]]) -
     processes: list[int] = []
 
     async def restart(llm: SupervisedLLM) -> None:
-        processes.extend(process_of(llm, index) for index in range(2))
+        processes.extend(process_of(llm, index) for index in range(NUM_ENGINES))
         await llm.restart()
-        processes.extend(process_of(llm, index) for index in range(2))
+        processes.extend(process_of(llm, index) for index in range(NUM_ENGINES))
 
     num_continued = fleet.llm.replicas.num_continued
     assert fleet.texts_through(restart) == calm
-    assert len(set(processes)) == 4
+    assert len(set(processes)) == 2 * NUM_ENGINES
     assert fleet.llm.replicas.num_continued == num_continued
 
 
