@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import socket
-import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -214,7 +211,7 @@ def test_reasoning_that_has_no_switch_stays_on(tmp_path: Path) -> None:
 def test_calls_have_an_object_of_arguments_and_are_answered(thinker: RunningServer) -> None:
     fields: Any = {"tools": TOOLS, "format": WEATHER, "think": False}
     for seed in range(40):
-        fields["options"] = {"seed": seed, "temperature": 1}
+        fields["options"] = {"seed": seed, "temperature": 1, "num_predict": 400}
         whole = thinker.post("/api/chat", {"messages": MESSAGES, "stream": False, **fields}).value
         if (calls := whole["message"].get("tool_calls")) and whole["done_reason"] == "stop":
             break
@@ -578,30 +575,17 @@ def test_tokens_are_counted_as_everywhere(server: RunningServer) -> None:
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of `quire serve tiny:135m`, which finds SmolLM2 in a store of Ollama that is made here."""
+    """The address of a server of tiny:135m, which finds SmolLM2 in a store of Ollama that is made here."""
     path, home = smollm2_path(), tmp_path_factory.mktemp("home")
     params = {"temperature": 0.2, "top_p": 0.9, "stop": ["<|im_end|>", "Rome"]}
     add_to_ollama(home, "registry.ollama.ai/library/tiny/135m", "1", params).symlink_to(path)
-    kept = {name: value for name, value in os.environ.items() if name not in VARIABLES and "QUIRE_" not in name}
-    environment = kept | {"HOME": str(home / "nobody"), "OLLAMA_MODELS": str(home / ".ollama" / "models")}
-    command = [sys.executable, "-m", "quire", "serve", "tiny:135m", "--port", "0"]
-    command += ["--kv-memory", "64MiB", "--max-model-len", "1024"]
-    with (
-        (home / "stderr").open("w") as stderr,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment) as process,
-    ):
-        try:
-            assert process.stdout is not None
-            lines = []
-            for line in process.stdout:
-                lines.append(line)
-                if line.startswith("ready"):
-                    break
-            [address] = [line.split()[-1] for line in lines if line.startswith("listening")]
-            yield address
-        finally:
-            process.terminate()
-            process.wait(300)
+    with pytest.MonkeyPatch.context() as patched:
+        for name in VARIABLES:
+            patched.delenv(name, raising=False)
+        patched.setenv("HOME", str(home / "nobody"))
+        patched.setenv("OLLAMA_MODELS", str(home / ".ollama" / "models"))
+        with running_server("tiny:135m", {"kv_memory": "64MiB", "max_model_len": 1024}) as running:
+            yield running.url
 
 
 def asked(address: str, path: str, fields: Any = None) -> Answer:
@@ -650,9 +634,9 @@ def test_its_stored_defaults_hold_where_a_client_says_nothing(stored: str) -> No
     wanted = {"model": "tiny:135m", "messages": [{"role": "user", "content": "Name two cities of Italy."}]}
     seed = {"seed": 11}
     for ours, theirs in (({}, {}), ({"stop": []}, {"stop": []})):
-        options = {**seed, **ours, "num_predict": 40}
+        options = {**seed, **ours, "num_predict": 24}
         whole = asked(stored, "/api/chat", {**wanted, "stream": False, "options": options}).value
-        other = asked(stored, "/v1/chat/completions", {**wanted, **seed, **theirs, "max_tokens": 40}).value
+        other = asked(stored, "/v1/chat/completions", {**wanted, **seed, **theirs, "max_tokens": 24}).value
         assert whole["message"]["content"] == other["choices"][0]["message"]["content"]
     form = {"type": "object", "properties": {"city": {"enum": ["Paris", "Oslo"]}}, "required": ["city"]}
     form["additionalProperties"] = False

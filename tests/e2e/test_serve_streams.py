@@ -107,7 +107,7 @@ def add_up(events: list[Any]) -> dict[int, dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize("num_requests", [150, pytest.param(1000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("num_requests", [80, pytest.param(1000, marks=pytest.mark.long)])
 def test_streams_say_what_answers_say(server: RunningServer, num_requests: int) -> None:
     chance = random.Random(num_requests)
     for number in range(num_requests):
@@ -202,6 +202,13 @@ def test_many_who_come_and_go(server: RunningServer) -> None:
 # ---- what goes wrong on the way -------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def slow_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each step of an engine that starts take 10 ms longer, during which it computes nothing."""
+    monkeypatch.setenv("QUIRE_FAILPOINTS", "sleep0.01:tokens=1")
+
+
+@pytest.mark.usefixtures("slow_steps")
 def test_time_runs_out(folder: Path) -> None:
     with running_server(folder, settings={"kv_memory": "64MiB"}, request_timeout_s=0.6) as server:
         answer = server.post("/v1/completions", ENDLESS | {"max_tokens": 20_000})
@@ -303,7 +310,7 @@ def test_an_engine_that_is_lost_ends_streams_with_an_event(folder: Path) -> None
 def test_a_reader_that_stops_reading_is_cut_off(folder: Path) -> None:
     fields = ENDLESS | {"max_tokens": 2_000, "stream": True, "logprobs": 20, "n": 16}
     with (
-        running_server(folder, settings={"kv_memory": "64MiB"}, write_timeout_s=0.3) as server,
+        running_server(folder, {"kv_memory": "64MiB"}, send_buffer=4096, write_timeout_s=0.3) as server,
         closing(send(server, "/v1/completions", fields)) as connection,
     ):
         connection.recv(1024)

@@ -43,9 +43,15 @@ OPENERS = {
     "gemma4": "<|tool_call>",
     "lfm2": "<|tool_call_start|>",
 }
+FORMATS = ("guide", *TEMPLATES)
+SOME_FORMATS = [
+    name if name in ("guide", "mistral", "harmony", "gemma4") else pytest.param(name, marks=pytest.mark.long)
+    for name in FORMATS
+]
+"""For what does not depend on the format of a call: one without marks, short ids, and two with channels."""
 
 
-@pytest.fixture(scope="module", params=["guide", *TEMPLATES])
+@pytest.fixture(scope="module", params=FORMATS)
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     model: Any = "guide"
     if request.param != "guide":
@@ -144,7 +150,7 @@ def test_a_call_that_must_be(server: RunningServer, choice: Any, reason: str) ->
 
 
 def test_several_calls(server: RunningServer) -> None:
-    fields = {"tool_choice": "required", "max_tokens": 500, "logit_bias": {token_id(server, ","): 5}}
+    fields = {"tool_choice": "required", "max_tokens": 200, "logit_bias": {token_id(server, ","): 5}}
     num_calls = []
     for seed in range(12):
         [whole] = chat(server, seed=seed, **fields).value["choices"]
@@ -213,6 +219,7 @@ def test_the_channel_of_gemma(tmp_path: Path) -> None:
             assert added_up(chat(server, stream=True, **fields).events) == [told(whole)]
 
 
+@pytest.mark.parametrize("server", SOME_FORMATS, indirect=True)
 def test_log_probabilities_are_those_of_all_tokens(server: RunningServer) -> None:
     fields = {
         "tool_choice": "required",
@@ -244,6 +251,7 @@ def test_the_round_of_a_call(server: RunningServer) -> None:
     assert (answer.status, answer.error["param"]) == (400, "messages[2].tool_call_id")
 
 
+@pytest.mark.parametrize("server", SOME_FORMATS, indirect=True)
 def test_a_response_that_calls(server: RunningServer) -> None:
     tools = [{"type": "function", **tool["function"]} for tool in TOOLS]
     fields: Any = {"model": server.services.model_names[0], "input": "Is it warm?"}

@@ -8,7 +8,7 @@ import json
 import os
 import re
 import signal
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -72,6 +72,20 @@ def make(folder: Path, **settings: Any) -> LLM:
     return LLM(folder, **{"kv_memory": "8MiB", "max_model_len": LONGEST, "num_threads": 1, **settings})
 
 
+@pytest.fixture(scope="module")
+def usual(folder: Path) -> Iterator[LLM]:
+    """An engine of the usual settings, for tests that change nothing in it."""
+    with make(folder) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def uncached(folder: Path) -> Iterator[LLM]:
+    """An engine that computes every prompt again."""
+    with make(folder, enable_prefix_caching=False) as llm:
+        yield llm
+
+
 def workload() -> list[tuple[list[int], SamplingParams]]:
     """Return prompts of several lengths, every grammar greedy and drawn, beside texts that have none."""
     found = []
@@ -81,7 +95,7 @@ def workload() -> list[tuple[list[int], SamplingParams]]:
             temperature=[0.0, 1.0, 1.6][index % 3],
             top_p=0.9,
             seed=100 + index,
-            max_tokens=90,
+            max_tokens=60,
             logprobs=2,
             frequency_penalty=0.5 if index % 4 == 1 else 0.0,
             grammar=GRAMMARS[index % len(GRAMMARS)],
@@ -111,10 +125,9 @@ def texts_of(outputs: Sequence[RequestOutput]) -> list[Text]:
 
 
 @pytest.fixture(scope="module")
-def alone(folder: Path) -> list[Text]:
+def alone(uncached: LLM) -> list[Text]:
     """Each request's text when nothing else runs and nothing is cached."""
-    with make(folder, enable_prefix_caching=False) as llm:
-        return [run(llm, [each])[0] for each in WORKLOAD]
+    return [run(uncached, [each])[0] for each in WORKLOAD]
 
 
 def require_text_of(grammar: Grammar, text: str) -> None:
@@ -150,7 +163,7 @@ def test_texts_are_what_their_grammars_say(alone: list[Text]) -> None:
             require_text_of(sampling.grammar, text)
             num_ended += 1
         else:
-            assert len(tokens) == 90
+            assert len(tokens) == 60
     assert num_ended >= 6
 
 
@@ -176,31 +189,33 @@ def test_any_schedule_is_as_alone(folder: Path, alone: list[Text], name: str) ->
         assert found == alone
 
 
+LONG_ONES = [Grammar.regex("[a-z]{300,}"), Grammar.json_schema({"type": "array", "minItems": 300}), None]
+LONGER = [(prompt, replace(sampling, grammar=LONG_ONES[i % 3])) for i, (prompt, sampling) in enumerate(WORKLOAD)]
+
+
+@pytest.fixture(scope="module")
+def longer_alone(uncached: LLM) -> list[Text]:
+    return [run(uncached, [each])[0] for each in LONGER]
+
+
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])
-def test_preempted_is_as_alone(folder: Path, preemption: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_preempted_is_as_alone(
+    folder: Path, longer_alone: list[Text], preemption: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     swapped = noted_swaps(monkeypatch)
     settings = {"swap_space": "4MiB"} if preemption == "swap" else {}
-    long_ones = [Grammar.regex("[a-z]{300,}"), Grammar.json_schema({"type": "array", "minItems": 300}), None]
-    longer = [
-        (prompt, replace(sampling, max_tokens=min(90, LONGEST - len(prompt) - 10), grammar=long_ones[index % 3]))
-        for index, (prompt, sampling) in enumerate(WORKLOAD)
-    ]
-    with make(folder, enable_prefix_caching=False) as llm:
-        expected = [run(llm, [each])[0] for each in longer]
     with make(folder, kv_memory="400KiB", max_model_len=240, preemption=preemption, **settings) as llm:
-        assert run(llm, longer) == expected
+        assert run(llm, LONGER) == longer_alone
         assert llm.engine.scheduler.num_preemptions > 0
         assert any(swapped) == (preemption == "swap")
 
 
-def test_n_sequences_of_one_request_are_n_requests(folder: Path) -> None:
+def test_n_sequences_of_one_request_are_n_requests(usual: LLM, uncached: LLM) -> None:
     prompt, sampling = WORKLOAD[5][0], replace(WORKLOAD[5][1], temperature=1.3)
     assert sampling.grammar == GRAMMARS[0]
-    with make(folder) as llm:
-        together = run(llm, [(prompt, replace(sampling, n=4)), WORKLOAD[3]])
-        best = run(llm, [(prompt, replace(sampling, n=2, best_of=4))])
-    with make(folder, enable_prefix_caching=False) as llm:
-        single = [run(llm, [(prompt, replace(sampling, seed=(sampling.seed or 0) + i))])[0] for i in range(4)]
+    together = run(usual, [(prompt, replace(sampling, n=4)), WORKLOAD[3]])
+    best = run(usual, [(prompt, replace(sampling, n=2, best_of=4))])
+    single = [run(uncached, [(prompt, replace(sampling, seed=(sampling.seed or 0) + i))])[0] for i in range(4)]
     assert together[:4] == single
     assert all(text in [one for _, one, _, _ in single] for _, text, _, _ in best)
     assert len({text for _, text, _, _ in single}) > 1
@@ -256,35 +271,32 @@ def test_a_guess_counts_only_where_its_mask_was_made(
     assert guesser.num_guesses > 50 and num_lost > 20
 
 
-def test_log_probabilities_are_those_of_the_model(folder: Path) -> None:
+def test_log_probabilities_are_those_of_the_model(usual: LLM) -> None:
     """The first token's alternatives are those of a text that nothing holds."""
     prompt, sampling = WORKLOAD[0]
-    with make(folder) as llm:
-        held, free = run(llm, [(prompt, sampling), (prompt, replace(sampling, grammar=None))])
+    held, free = run(usual, [(prompt, sampling), (prompt, replace(sampling, grammar=None))])
     likeliest = {token: entry.logprob for token, entry in free[3][0]}
     assert likeliest.items() <= {token: entry.logprob for token, entry in held[3][0]}.items()
     assert held[0][0] not in likeliest or held[0][0] == free[0][0]
 
 
-def test_it_ends_by_length_and_by_stop_strings_too(folder: Path) -> None:
+def test_it_ends_by_length_and_by_stop_strings_too(usual: LLM) -> None:
     endless = SamplingParams(temperature=0.0, max_tokens=7, grammar=Grammar.regex("[a-z]{50,}"))
-    with make(folder) as llm:
-        tokens, text, reason, _ = run(llm, [([1, 2, 3], endless)])[0]
-        assert (len(tokens), reason) == (7, "length")
-        stopped = replace(endless, stop=text[2], max_tokens=30)
-        assert run(llm, [([1, 2, 3], stopped)])[0][1:3] == (text[: text.index(text[2])], "stop")
+    tokens, text, reason, _ = run(usual, [([1, 2, 3], endless)])[0]
+    assert (len(tokens), reason) == (7, "length")
+    stopped = replace(endless, stop=text[2], max_tokens=30)
+    assert run(usual, [([1, 2, 3], stopped)])[0][1:3] == (text[: text.index(text[2])], "stop")
 
 
-def test_leaving_in_the_middle_frees_everything(folder: Path) -> None:
+def test_leaving_in_the_middle_frees_everything(usual: LLM) -> None:
     endless = SamplingParams(temperature=0.0, n=3, grammar=Grammar.regex("[a-z]{300,}"))
-    with make(folder) as llm:
-        stream = llm.stream([[1, 2, 3], [4, 5, 6]], endless)
-        while len(next(stream).outputs[0].token_ids) < 5:
-            pass
-        stream.close()
-        llm.engine.scheduler.check()
-        assert llm.engine.scheduler.memory.pool.num_in_use == 0
-        assert run(llm, [WORKLOAD[0]])[0][2] == "stop"
+    stream = usual.stream([[1, 2, 3], [4, 5, 6]], endless)
+    while len(next(stream).outputs[0].token_ids) < 5:
+        pass
+    stream.close()
+    usual.engine.scheduler.check()
+    assert usual.engine.scheduler.memory.pool.num_in_use == 0
+    assert run(usual, [WORKLOAD[0]])[0][2] == "stop"
 
 
 def test_a_text_that_cannot_go_on_fails_alone(folder: Path, alone: list[Text], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -330,9 +342,9 @@ BAD = [
 ]
 
 
-def test_what_is_no_grammar_is_refused_at_every_door(folder: Path) -> None:
+def test_what_is_no_grammar_is_refused_at_every_door(folder: Path, usual: LLM) -> None:
     async def refused(llm: AsyncLLM | SupervisedLLM) -> None:
-        for grammar, reason in BAD:
+        for grammar, reason in BAD[:-1]:  # the last takes a second of work
             with pytest.raises(InvalidRequestError, match=re.escape(reason)) as caught:
                 await llm.prepare("hello", SamplingParams(grammar=grammar))
             assert caught.value.field == "grammar"
@@ -344,11 +356,10 @@ def test_what_is_no_grammar_is_refused_at_every_door(folder: Path) -> None:
         async with SupervisedLLM(EngineConfig(model=str(folder), kv_memory="1MiB", num_threads=1)) as supervised:
             await refused(supervised)
 
-    with make(folder) as llm:
-        for grammar, reason in BAD:
-            with pytest.raises(InvalidRequestError, match=re.escape(reason)):
-                llm.generate("hello", SamplingParams(grammar=grammar))
-        assert not llm.engine.scheduler.requests
+    for grammar, reason in BAD:
+        with pytest.raises(InvalidRequestError, match=re.escape(reason)):
+            usual.generate("hello", SamplingParams(grammar=grammar))
+    assert not usual.engine.scheduler.requests
     asyncio.run(test())
 
 
@@ -414,8 +425,15 @@ def test_who_leaves_while_masks_are_awaited_leaves_nothing_behind(
     asyncio.run(test())
 
 
-@pytest.mark.parametrize("num_steps", [1, 2])
-@pytest.mark.parametrize("has_states", [False, True])
+@pytest.mark.parametrize(
+    ("has_states", "num_steps"),
+    [
+        (False, 1),
+        (True, 2),
+        pytest.param(False, 2, marks=pytest.mark.long),
+        pytest.param(True, 1, marks=pytest.mark.long),
+    ],
+)
 def test_masks_that_come_late_change_no_text_and_replay(
     folder: Path,
     alone: list[Text],

@@ -25,10 +25,15 @@ LARGE_BODIES: Final = (
 
 
 def paths(stage: Stage) -> str:
-    """I46: every path that takes JSON refuses what is no request, in the form of its interface."""
+    """I46: every path that takes JSON refuses what is no request, in the form of its interface.
+
+    A quick run sends each path every third body, and each body to every third path.
+    """
+    bodies, step = (*BODIES, *LARGE_BODIES), 3 if stage.is_quick else 1
     with stage.serving() as server:
         found = json_paths(server)
-        remark = refuse_all(server, [_probe(path, body) for path in found for body in (*BODIES, *LARGE_BODIES)])
+        chosen = [(path, body) for index, path in enumerate(found) for body in bodies[index % step :: step]]
+        remark = refuse_all(server, [_probe(path, body) for path, body in chosen])
     return f"{len(found)} paths, {remark}"
 
 
