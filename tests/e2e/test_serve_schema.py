@@ -17,7 +17,7 @@ CHECKS = (
     "not_a_server_error,status_code_conformance,content_type_conformance,response_headers_conformance,"
     "response_schema_conformance,negative_data_rejection,unsupported_method"
 )
-SOME_PATHS = ("/api/show", "/tokenize", "/v1/models/{model_id}", "/health")
+SOME_PATHS = ("/api/show", "/v1/models/{model_id}", "/health")
 
 
 @pytest.mark.parametrize(
@@ -29,6 +29,6 @@ def test_the_server_does_what_its_document_says(phase: str, paths: tuple[str, ..
         command = [sys.executable, "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json"]
         command += ["--exclude-path", "/live"]  # it never ends by itself
         command += [word for path in paths for word in ("--include-path", path)]
-        options = ["--checks", CHECKS, "--max-examples", "4", "--phases", phase, "--seed", "1"]
+        options = ["--checks", CHECKS, "--max-examples", "2", "--phases", phase, "--seed", "1"]
         done = subprocess.run([*command, *options], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr

@@ -83,7 +83,7 @@ def test_a_live_run_is_planned_again_to_the_byte(
         "guide", {**settings, "max_model_len": 250, "step_log": path}, max_queued_sequences=100
     ) as server:
         with ThreadPoolExecutor(12) as pool:
-            list(pool.map(lambda number: ask(server, number), range(48)))
+            list(pool.map(lambda number: ask(server, number), range(24)))
             list(pool.map(lambda number: ask_for_much(server, number), range(8)))
         server.wait_until_idle()
         server.llm.reset_prefix_cache()  # from another thread than that of its event loop
@@ -95,7 +95,7 @@ def test_a_live_run_is_planned_again_to_the_byte(
         assert server.llm.engine.scheduler.config.policy == settings.get("policy", "fcfs")
         records = list(read_records(io.BytesIO(path.read_bytes())))  # while it is open
         verbs = Counter(type(read_command(each.payload)) for each in records if each.kind == COMMANDED)
-        assert (verbs[Add], verbs[Clear]) == (48 + 8 + 1, 1)
+        assert (verbs[Add], verbs[Clear]) == (24 + 8 + 1, 1)
         assert verbs[Abort] > 0
         assert verbs[Stop] > 0
         assert sum(each.kind == PLANNED for each in records) == stats.steps_total

@@ -204,23 +204,18 @@ def slow_server(folder: Path, *options: str) -> Iterator[SlowServer]:
             process.kill()
 
 
-def test_an_engine_is_started_again_beside_texts_that_take_for_ever(tmp_path: Path) -> None:
-    with slow_server(tmp_path) as server, ExitStack() as stack:
-        for connection in server.call_all():
-            stack.enter_context(connection)
-        [engine] = server.engines()
-        time.sleep(0.5)  # the texts have their threads
-        os.kill(engine, signal.SIGKILL)
-        wait_until(lambda: server.engines() not in ([], [engine]))
-
-
 @pytest.mark.parametrize("stays", [False, True])
 def test_a_server_ends_in_its_time_beside_texts_that_take_for_ever(tmp_path: Path, stays: bool) -> None:
+    """Before that, an engine that is killed is started again beside them."""
     with slow_server(tmp_path, "--drain-timeout-s", "0.5") as server, ExitStack() as stack:
         for connection in server.call_all():
             stack.enter_context(connection)
-        time.sleep(0.5)
-        if not stays:
+        time.sleep(0.5)  # the texts have their threads
+        if stays:
+            [engine] = server.engines()
+            os.kill(engine, signal.SIGKILL)
+            wait_until(lambda: server.engines() not in ([], [engine]))
+        else:
             stack.close()
         server.process.terminate()
         assert server.process.wait(60) == 0, server.errors

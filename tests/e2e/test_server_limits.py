@@ -28,6 +28,7 @@ from quire.serve.connections import OTHER_FILES, UNCOUNTED
 from quire.serve.server import Server, listen, run_server
 from support.bare_server import ROUTES, FakeModel
 from support.only_model import only_model
+from support.server import running_server
 
 QUIRE = (sys.executable, "-m", "quire", "serve")
 QUICK = ("guide", "--port", "0", "--kv-memory", "8MiB", "--num-threads", "1")
@@ -146,13 +147,13 @@ def test_connections_in_use_are_not_closed_for_new_ones() -> None:
     request = json.dumps(body).encode()
     fields = ("host: localhost", "content-type: application/json", f"content-length: {len(request)}")
     head = "".join(f"{line}\r\n" for line in ("POST /v1/completions HTTP/1.1", *fields, ""))
-    with serving(subprocess.DEVNULL, "--max-connections", "2") as server, ExitStack() as stack:
-        streams = [stack.enter_context(server.connect()) for _ in range(2)]
-        for stream in streams:
+    with running_server(max_connections=2) as server, ExitStack() as stack:
+        for _ in range(2):
+            stream = stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=300))
             stream.sendall(head.encode() + request)
             assert b"200 OK" in stream.recv(100)
-        status, body_of = server.call("/livez")
-        assert (status, json.loads(body_of)["error"]["code"]) == (503, "too_many_connections")
+        answer = server.get("/livez")
+        assert (answer.status, answer.error["code"]) == (503, "too_many_connections")
 
 
 def test_a_server_that_can_open_no_more_files_says_so_now_and_then() -> None:

@@ -118,7 +118,7 @@ def test_a_host_cache_on_a_gpu_saves_what_the_device_evicts(capsys: pytest.Captu
     line = (
         "simulate llama-3.1-8b --hardware nvidia-h100 --device cuda --kv-memory 1GiB --shared-tokens 2048 --prefixes 12"
     )
-    more = "--prompt-tokens 64 --output-tokens 16 --rate 8 --duration 30 --json -"
+    more = "--prompt-tokens 64 --output-tokens 16 --rate 8 --duration 15 --json -"
     found = []
     for size in ("0", "2GiB", "16GiB"):
         assert cli.main([*line.split(), *more.split(), "--host-cache", size]) == 0

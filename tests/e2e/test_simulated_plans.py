@@ -41,12 +41,24 @@ def decisions(plan: StepPlan) -> tuple[object, ...]:
     return (plan.step_id, *columns, plan.tables, plan.moves_out, plan.copies, plan.moves_in, starts)
 
 
+SETTINGS: list[dict[str, int | str]] = [
+    {},
+    {"max_num_batched_tokens": 24},
+    {"max_steps_under_way": 2},
+    {"preemption": "swap"},
+    {"policy": "fair_share"},
+]
+
+
 @pytest.mark.parametrize(
-    "settings",
-    [{}, {"max_num_batched_tokens": 24}, {"max_steps_under_way": 2}, {"preemption": "swap"}, {"policy": "fair_share"}],
+    ("settings", "num_blocks"),
+    [
+        *((settings, 24) for settings in SETTINGS),
+        (SETTINGS[0], 400),
+        *(pytest.param(settings, 400, marks=pytest.mark.long) for settings in SETTINGS[1:]),
+    ],
     ids=str,
 )
-@pytest.mark.parametrize("num_blocks", [400, 24])
 def test_an_offline_batch_is_planned_by_the_simulator_as_by_the_engine(
     folder: Path, settings: dict[str, int | str], num_blocks: int
 ) -> None:
@@ -55,7 +67,7 @@ def test_an_offline_batch_is_planned_by_the_simulator_as_by_the_engine(
     real = io.BytesIO()
     engine = create_reference_engine(ModelFolder(folder), block_size=8, memory=memory, scheduler=scheduler, log=real)
     for number, prompt in enumerate(PROMPTS):
-        sampling = SamplingParams(temperature=0.0, max_tokens=30 + 3 * number, ignore_eos=True)
+        sampling = SamplingParams(temperature=0.0, max_tokens=20 + 2 * number, ignore_eos=True)
         engine.add_request(Request(f"r{number}", prompt, sampling))
     engine.run()
     engine.close()
@@ -73,4 +85,4 @@ def test_an_offline_batch_is_planned_by_the_simulator_as_by_the_engine(
     if num_blocks == 24:
         assert again.num_preemptions == engine.scheduler.num_preemptions > 0
     timed = Simulation([PagedEngine(setup)], OpenLoop(requests)).run()
-    assert timed.output_tokens == sum(30 + 3 * number for number in range(len(PROMPTS)))
+    assert timed.output_tokens == sum(20 + 2 * number for number in range(len(PROMPTS)))

@@ -62,11 +62,11 @@ def test_its_chat_template_is_that_of_the_file(llm: LLM) -> None:
     assert [ids.count(token) for token in (1, 2)] == [3, 2]  # of <|im_start|> and <|im_end|>, as control tokens
 
 
-def test_each_of_ten_turns_is_computed_once(llm: LLM) -> None:
+def test_each_of_six_turns_is_computed_once(llm: LLM) -> None:
     turns: list[dict[str, str]] = []
     known: list[int] = []
     llm.reset_prefix_cache()
-    for topic in TOPICS:
+    for topic in TOPICS[:6]:
         turns.append({"role": "user", "content": f"Tell me something about {topic}, in one sentence."})
         (output,) = llm.chat(turns, SamplingParams(temperature=0, max_tokens=12), use_tqdm=False)
         shared = common_prefix(known, output.prompt_token_ids)
@@ -83,7 +83,7 @@ def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
 
 
 def test_a_request_gets_the_same_bits_alone_and_in_a_crowd() -> None:
-    prompts = [[{"role": "user", "content": f"Write about {topic}."}] for topic in TOPICS]
+    prompts = [[{"role": "user", "content": f"Write about {topic}."}] for topic in TOPICS[:6]]
     sampling = [
         SamplingParams(temperature=(0.0, 0.8)[place % 2], seed=place, max_tokens=8 + place, ignore_eos=True, logprobs=3)
         for place in range(len(prompts))

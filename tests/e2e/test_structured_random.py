@@ -147,7 +147,7 @@ def run_cases(server: RunningServer, seed: int, count: int) -> None:
 
 
 def test_texts_are_json_of_their_schemas(server: RunningServer) -> None:
-    run_cases(server, 0, 150)
+    run_cases(server, 0, 100)
 
 
 @pytest.mark.long

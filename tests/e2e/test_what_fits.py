@@ -27,9 +27,9 @@ def advice(line: str, capsys: pytest.CaptureFixture[str]) -> str:
 @pytest.mark.parametrize(
     ("line", "fits"),
     [
-        ("quire plan llama-3.1-8b --memory 13400MiB --max-model-len 16384", " --kv-dtype int8"),
-        ("quire plan llama-3.1-8b --memory 9GiB", " --weights int8"),
-        ("quire plan llama-3.1-8b --memory 6GiB --weights auto", " --weights int4"),
+        ("quire plan llama-3.1-8b --hardware zen5-2-cores --memory 13400MiB --max-model-len 16384", " --kv-dtype int8"),
+        ("quire plan llama-3.1-8b --hardware zen5-2-cores --memory 9GiB", " --weights int8"),
+        ("quire plan llama-3.1-8b --hardware zen5-2-cores --memory 6GiB --weights auto", " --weights int4"),
     ],
 )
 def test_a_plan_names_the_type_that_fits(line: str, fits: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -51,7 +51,7 @@ def test_the_command_of_a_plan_for_this_machine_fits_it(capsys: pytest.CaptureFi
 
 
 def test_a_type_that_is_too_large_even_so_is_not_recommended(capsys: pytest.CaptureFixture[str]) -> None:
-    assert advice("quire plan llama-3.1-8b --memory 2GiB", capsys) == ""
+    assert advice("quire plan llama-3.1-8b --hardware zen5-2-cores --memory 2GiB", capsys) == ""
 
 
 def test_less_context_and_less_memory_are_commands(capsys: pytest.CaptureFixture[str]) -> None:
