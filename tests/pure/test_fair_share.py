@@ -16,6 +16,7 @@ from quire.core.request import CacheScope
 from quire.instruments.bench import fairness
 from quire.instruments.bench.busy_tenants import ENDS, BusyTenants, Habit, worst_miss
 from support.control import Control
+from support.covering import covering
 from support.simulation import Scenario, Simulation
 
 FAIR = 0.05
@@ -56,7 +57,7 @@ def draw_tenants(seed: int) -> tuple[BusyTenants, int]:
     return busy, 25 * len(tenants) * rows * max(habit.most_tokens for habit in tenants)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", [0, 1, 2, 3, 4, 6, 7])
 def test_each_tenant_has_its_share_of_what_is_computed(seed: int) -> None:
     busy, num_tokens = draw_tenants(seed)
     computed = busy.run(num_tokens)
@@ -67,7 +68,7 @@ def test_each_tenant_has_its_share_of_what_is_computed(seed: int) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seed", range(8, 1000))
+@pytest.mark.parametrize("seed", [5, *range(8, 1000)])
 def test_many_tenants(seed: int) -> None:
     test_each_tenant_has_its_share_of_what_is_computed(seed)
 
@@ -139,9 +140,10 @@ def steps_to_first_token(control: Control, name: str, num_prompt_tokens: int, **
     raise AssertionError("it never came to that")
 
 
-@pytest.mark.parametrize("preemption", ["recompute", "swap"])
-@pytest.mark.parametrize("depth", [1, 3])
-@pytest.mark.parametrize("sampling", [{}, {"n": 4}, {"n": 4, "beam_search": True}])
+@pytest.mark.parametrize(
+    ("sampling", "depth", "preemption"),
+    covering(({}, {"n": 4}, {"n": 4, "beam_search": True}), (1, 3), ("recompute", "swap")),
+)
 def test_a_newcomer_gets_a_row_from_a_tenant_that_holds_all(
     sampling: dict[str, Any], depth: int, preemption: str
 ) -> None:
@@ -194,7 +196,7 @@ def test_tenants_who_are_served_alike_do_not_make_each_other_yield() -> None:
     assert busy.engine.scheduler.num_preemptions < 0.02 * busy.ended.total()
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(16))
 def test_for_a_single_tenant_it_is_first_come_first_served(seed: int) -> None:
     scenario = Scenario.draw(seed)
     jobs = [replace(job, scope=CacheScope("a", job.scope.salt)) for job in scenario.jobs]
@@ -208,7 +210,7 @@ def test_for_a_single_tenant_it_is_first_come_first_served(seed: int) -> None:
 
 
 def test_the_instrument_measures_shares_and_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fairness, "NUM_TOKENS", 10_000)
+    monkeypatch.setattr(fairness, "NUM_TOKENS", 5000)
     monkeypatch.setattr(fairness, "PAIRS", fairness.PAIRS[:3])
     monkeypatch.setattr(
         fairness, "FLOODS", [(name, 3, 3000, sampling) for name, _, _, sampling in fairness.FLOODS[-1:]]

@@ -45,6 +45,7 @@ from quire.memory.prefix import PrefixEntry
 from quire.memory.sequence import PrefixMatch
 from support.block_picture import BlockPicture
 from support.cache_picture import CachePicture
+from support.covering import covering
 from support.shadow import Content, ShadowCache, extend, root_digest
 from support.shadow_disk import DiskChaos, ShadowDisk
 
@@ -1017,23 +1018,7 @@ def run_machine(setting: Setting, *, num_examples: int, num_steps: int, first_se
     return machine.num_rule_steps
 
 
-def covering_settings() -> list[Setting]:
-    """A few settings in which every pair of values of two axes occurs; the same ones every time."""
-    bits: dict[tuple[tuple[str, Any], ...], int] = {}  # of a pair
-    pairs = [
-        sum(1 << bits.setdefault(pair, len(bits)) for pair in itertools.combinations(vars(setting).items(), 2))
-        for setting in SETTINGS
-    ]
-    missing = (1 << len(bits)) - 1
-    chosen = []
-    while missing:
-        best = max(range(len(SETTINGS)), key=lambda index: (missing & pairs[index]).bit_count())
-        missing &= ~pairs[best]
-        chosen.append(SETTINGS[best])
-    return chosen
-
-
-@pytest.mark.parametrize("setting", covering_settings(), ids=str)
+@pytest.mark.parametrize("setting", [Setting(*values) for values in covering(*AXES.values())], ids=str)
 def test_every_read_finds_what_unbounded_memory_would_hold(
     setting: Setting, record_property: Callable[[str, object], None]
 ) -> None:

@@ -28,6 +28,7 @@ from quire.memory.sizing import max_sequence_tokens
 from quire.scheduler import plan_builder
 from quire.scheduler.commit import note_prompt
 from support.control import VOCAB_SIZE, Control
+from support.covering import covering
 from support.shadow import Guess, expected_report, expected_tokens
 
 
@@ -117,7 +118,7 @@ def test_without_an_index_nobody_waits_for_anybody() -> None:
     assert len(plan.rows) == 8
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("prefix_index", ["hash_chain", "radix_tree"])
 @pytest.mark.parametrize("block_size", [1, 3, 4])
 def test_cached_tokens_are_the_longest_prefix_of_committed_blocks(
@@ -176,10 +177,10 @@ def test_512_requests_on_a_tiny_pool(preemption: str) -> None:
     control.check_outputs()
 
 
-@pytest.mark.parametrize("spare", [0, 1])
-@pytest.mark.parametrize("depth", [1, 2, 3])
-@pytest.mark.parametrize("windows", [(None,), (None, 5), (5,), (1, 2), (None, None)])
-@pytest.mark.parametrize("block_size", [1, 4])
+@pytest.mark.parametrize(
+    ("spare", "depth", "windows", "block_size"),
+    covering((0, 1), (1, 2, 3), ((None,), (None, 5), (5,), (1, 2), (None, None)), (1, 4), strength=3),
+)
 def test_each_ends_when_the_pool_holds_just_one(
     spare: int, depth: int, windows: tuple[int | None, ...], block_size: int
 ) -> None:
@@ -553,10 +554,12 @@ def ends_at(stops: set[int], min_tokens: int) -> int:
     return next((at for at, token in enumerate(STREAM, 1) if at >= min_tokens and token in stops), 30)
 
 
-@pytest.mark.parametrize("min_tokens", [0, 1, 2, 3, 7, 8, 9, 29, 30])
-@pytest.mark.parametrize("stop", [STREAM[0], STREAM[1], STREAM[7], STREAM[8], 49])
-@pytest.mark.parametrize("as_eos", [True, False])
-@pytest.mark.parametrize("drafts", [True, False])
+@pytest.mark.parametrize(
+    ("min_tokens", "stop", "as_eos", "drafts"),
+    covering(
+        (0, 1, 2, 3, 7, 8, 9, 29, 30), (STREAM[0], STREAM[1], STREAM[7], STREAM[8], 49), (True, False), (True, False)
+    ),
+)
 def test_stop_tokens_count_from_min_tokens_on(min_tokens: int, stop: int, as_eos: bool, drafts: bool) -> None:
     guess = right_guesses(3) if drafts else None
     control = Control(eos=(stop,) if as_eos else (), block_size=4, guess=guess)

@@ -9,6 +9,7 @@ import pytest
 from quire.core.errors import RequestStateError, RequestTooLargeError
 from quire.core.request import FinishReason, Request, RequestStatus
 from support.control import VOCAB_SIZE, Control
+from support.covering import covering
 from support.shadow import expected_tokens
 
 
@@ -239,10 +240,10 @@ def test_a_lost_step_costs_a_group_nothing(state: Callable[[bool], Control], bea
 # ---- beams ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("preemption", ["recompute", "swap"])
-@pytest.mark.parametrize("prefix_index", ["hash_chain", "radix_tree", "none"])
-@pytest.mark.parametrize("depth", [1, 2])
-@pytest.mark.parametrize("block_size", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("preemption", "prefix_index", "depth", "block_size"),
+    covering(("recompute", "swap"), ("hash_chain", "radix_tree", "none"), (1, 2), (1, 2, 4)),
+)
 def test_preempted_beams_find_the_same_again(preemption: str, prefix_index: str, depth: int, block_size: int) -> None:
     control = Control(
         num_blocks=48 // block_size + 2,
@@ -274,11 +275,10 @@ def test_two_searches_that_were_preempted_do_not_wait_for_each_other() -> None:
         control.check_outputs()
 
 
-@pytest.mark.parametrize("spare", [0, 1])
-@pytest.mark.parametrize("depth", [1, 2, 3])
-@pytest.mark.parametrize("windows", [(None,), (None, 5), (5,), (1, 2), (None, None)])
-@pytest.mark.parametrize("block_size", [1, 4])
-@pytest.mark.parametrize("beams", [False, True])
+@pytest.mark.parametrize(
+    ("spare", "depth", "windows", "block_size", "beams"),
+    covering((0, 1), (1, 2, 3), ((None,), (None, 5), (5,), (1, 2), (None, None)), (1, 4), (False, True), strength=3),
+)
 def test_groups_end_when_the_pool_holds_just_one(
     spare: int, depth: int, windows: tuple[int | None, ...], block_size: int, beams: bool
 ) -> None:
