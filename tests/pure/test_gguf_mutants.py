@@ -27,6 +27,7 @@ from support.gguf_trials import MAX_PEAK_BYTES, Meter, read_whole, run
 TESTS = Path(__file__).parents[1]
 SOURCE = Path(quire.__file__).parent
 NUM_SHARDS, SHARD = 40, 25_000
+RARE = (1404, 1587, 1748, 1934, 2045, 3153, 3470, 3510)  # refused for reasons that no earlier seed has
 QUIET = {"PYTHONHASHSEED": "0", "RUST_BACKTRACE": "0"}  # a trace of a panic maps the symbols of the library
 HANG_S = 300  # without a step from one seed to the next
 NOT_REACHED = {
@@ -74,9 +75,9 @@ def test_each_exception_is_a_refusal() -> None:
 
 def test_broken_files_are_models_or_are_refused_in_one_line(tmp_path: Path) -> None:
     seen = Counter[str]()
-    for seed in range(4500):
+    for seed in (*range(1300), *RARE):
         run(tmp_path, seed, seen, measured=seed % 50 == 0)
-    assert seen["a model"] > 250 and seen["a model with images"] > 30 and seen["a chat template that fails"] > 5
+    assert seen["a model"] > 80 and seen["a model with images"] > 8 and seen["a chat template that fails"] > 5
     assert len(not_reached(seen)) < 6, not_reached(seen)
 
 
