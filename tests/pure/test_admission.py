@@ -60,6 +60,9 @@ def test_room_is_kept_for_the_next_tokens_of_each_and_not_for_a_whole_block() ->
     assert len(control.scheduler.running) == 89  # 89 blocks, and 89 × 16 tokens take the other 11 and a bit
 
 
+SEEDS = [*range(60), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(60, 150))]
+
+
 def draw(seed: int) -> tuple[Control, int, int, random.Random]:
     """Return an engine of drawn layers and sizes, its longest context, and what the start-up table prints."""
     rng = random.Random(seed)
@@ -91,7 +94,7 @@ def most_at_once(control: Control) -> int:
     return most
 
 
-@pytest.mark.parametrize("seed", range(150))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_so_many_as_the_table_says_run_at_once_and_never_yield(seed: int) -> None:
     control, length, count, rng = draw(seed)
     for number in range(count):
@@ -102,7 +105,7 @@ def test_so_many_as_the_table_says_run_at_once_and_never_yield(seed: int) -> Non
     assert control.scheduler.num_preemptions == 0
 
 
-@pytest.mark.parametrize("seed", range(150))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_not_one_more_than_the_table_says_runs_at_once(seed: int) -> None:
     control, length, count, rng = draw(seed)
     for number in range(count + 2):

@@ -106,7 +106,7 @@ values = st.one_of(leaves, st.lists(leaves, max_size=3), st.dictionaries(st.text
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(value=values)
 def test_a_field_is_read_if_it_is_what_it_should_be_and_refused_otherwise(kind: str, value: Any) -> None:
     read, is_allowed, result, _ = KINDS[kind]
@@ -253,6 +253,7 @@ def test_every_family_is_among_the_models_here() -> None:
 
 
 @pytest.mark.parametrize("model", MODELS)
+@settings(max_examples=settings.default.max_examples * 2 // 5)
 @given(
     changes=st.dictionaries(st.sampled_from(FIELDS), values, max_size=2),
     rope=st.one_of(st.none(), ropes),

@@ -237,6 +237,7 @@ def leads_somewhere(target: str, path: Path, text: str) -> bool:
     return not anchor or anchor in anchors(text if file == path else file.read_text(encoding="utf-8"))
 
 
+@cache
 def anchors(text: str) -> set[str]:
     """The anchors that GitHub makes of headings."""
     found: set[str] = set()

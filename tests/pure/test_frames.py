@@ -39,7 +39,7 @@ def requests(seed: int, num_sequences: int = 2) -> OpenLoop:
     return OpenLoop(drawn_requests(Arrivals(3.0), prompts, duration_s=8.0, seed=seed, limit=25))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(seed=st.integers(0, 1 << 32), most=st.integers(2, 12), spec=st.sampled_from(sorted(SPECS)))
 def test_frames_are_some_of_the_real_states_and_at_most_so_many(seed: int, most: int, spec: str) -> None:
     setup = replace(SETUP, spec=SPECS[spec])
@@ -59,7 +59,7 @@ def test_frames_are_some_of_the_real_states_and_at_most_so_many(seed: int, most:
     assert again.frames == frames.frames
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(seed=st.integers(0, 1 << 32), spec=st.sampled_from(sorted(SPECS)))
 def test_holders_are_what_the_books_say(seed: int, spec: str) -> None:
     engine = PagedEngine(replace(SETUP, spec=SPECS[spec]))

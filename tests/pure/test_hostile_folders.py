@@ -360,7 +360,7 @@ def mutate(draw: random.Random, folder: Path) -> None:
 @pytest.mark.parametrize("part", range(8))
 def test_any_folder_is_loaded_or_refused_in_one_line(part: int, folder: Path, tmp_path: Path) -> None:
     num_loaded = 0
-    for seed in range(100 * part, 100 * part + 100):
+    for seed in range(50 * part, 50 * part + 50):
         other = tmp_path / "other"
         shutil.copytree(folder, other)
         mutate(random.Random(seed), other)
@@ -377,4 +377,4 @@ def test_any_folder_is_loaded_or_refused_in_one_line(part: int, folder: Path, tm
         except Exception as error:
             raise AssertionError(f"seed {seed}: {type(error).__name__}: {error}") from error
         shutil.rmtree(other)
-    assert 0 < num_loaded < 100  # neither is all refused, nor nothing
+    assert 0 < num_loaded < 50  # neither is all refused, nor nothing

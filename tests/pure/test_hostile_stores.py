@@ -33,11 +33,11 @@ def run_quantised(first: int, count: int, folder: Path) -> None:
 
 
 def test_broken_stores_are_listed_or_refused_in_one_line(tmp_path: Path) -> None:
-    run_stores(0, 60, tmp_path / "home")
+    run_stores(0, 40, tmp_path / "home")
 
 
 def test_broken_quantised_folders_are_loaded_or_refused_in_one_line(tmp_path: Path) -> None:
-    run_quantised(0, 60, tmp_path / "folder")
+    run_quantised(0, 40, tmp_path / "folder")
 
 
 @pytest.mark.long

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 
 import pytest
@@ -36,8 +37,11 @@ def laboratory(num_requests: int = 60, seed: int = 0) -> Laboratory:
     return Laboratory(paper_sites(shape, find_hardware("nvidia-a100-40gb")), seed=seed, num_requests=num_requests)
 
 
+shared_laboratory = functools.cache(laboratory)  # several figures need the same runs
+
+
 def figure(name: str, num_requests: int = 60, seed: int = 0) -> Figure:
-    return FIGURES[name](laboratory(num_requests, seed))
+    return FIGURES[name](shared_laboratory(num_requests, seed))
 
 
 def numbers(made: Figure, column: int, table: int = 0) -> dict[str, float]:
@@ -73,7 +77,7 @@ def test_more_run_at_once_the_less_is_reserved() -> None:
 
 
 def test_more_sequences_of_a_prompt_share_more_and_beams_more_than_samples() -> None:
-    made = figure("sharing", 30)
+    made = figure("sharing", 16)
     shares = {row[0]: [float(cell.strip(" %")) for cell in row[1:]] for row in made.tables[0].rows}
     for lengths in ("Alpaca", "ShareGPT"):
         samples, beams = shares[f"{lengths}, samples"], shares[f"{lengths}, beams"]
@@ -91,7 +95,7 @@ def test_in_chats_all_reservations_are_one() -> None:
 
 
 def test_the_larger_a_block_the_less_of_it_is_filled() -> None:
-    made = figure("blocks", 30)
+    made = figure("blocks", 16)
     for table in range(2):
         assert list(numbers(made, 1, table).values()) == sorted(numbers(made, 1, table).values(), reverse=True)
     assert [series.name for series in made.charts[0].series] == ["ShareGPT", "Alpaca"]
@@ -107,9 +111,10 @@ def test_swap_moves_what_recompute_computes_again() -> None:
 
 
 def test_the_same_seed_makes_the_same_figure_alone_or_beside_others() -> None:
-    room = laboratory(20)
-    assert [FIGURES[name](room) for name in ("prefix", "chat")] == [figure("prefix", 20), figure("chat", 20)]
-    assert figure("prefix", 20) != figure("prefix", 20, seed=1)
+    room = laboratory(10)
+    together = [FIGURES[name](room) for name in ("prefix", "chat")]
+    assert together == [FIGURES[name](laboratory(10)) for name in ("prefix", "chat")]
+    assert together[0] != FIGURES["prefix"](laboratory(10, seed=1))
 
 
 def test_what_the_paper_says_belongs_to_the_figures() -> None:

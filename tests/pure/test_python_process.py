@@ -34,13 +34,15 @@ STARTING = {
     *("multiprocessing", "concurrent.futures.ProcessPoolExecutor", "pty.spawn"),
     *(f"os.{name}" for name in dir(os) if name.startswith(("exec", "spawn", "posix_spawn", "fork", "system", "popen"))),
 }
+LAST_NAMES = {name.rpartition(".")[2] for name in STARTING}
 
 
 def uses(path: Path) -> Iterator[str]:
     """What a module uses of `STARTING`, by its names."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Call):
-            yield ast.unparse(node.func)
+            if isinstance(node.func, ast.Attribute) and node.func.attr in LAST_NAMES:
+                yield ast.unparse(node.func)
         elif isinstance(node, ast.Attribute) and node.attr == "executable":
             yield ast.unparse(node)
         elif isinstance(node, ast.Import):

@@ -103,7 +103,7 @@ def read(log: bytes) -> RunReader:
 # ---- what is said of a run ------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(seed=st.integers(0, 1 << 32))
 def test_the_figures_are_those_that_the_simulation_counted_itself(seed: int) -> None:
     """Two counts that share no line: one looks at plans while they are computed, one at the log of it."""
@@ -206,11 +206,30 @@ def test_an_answer_that_comes_back_in_a_prompt_is_found(tmp_path: Path) -> None:
     assert traffic.try_on(SHORT_OF_BLOCKS, "the same").scheduler.memory.ledger().hit_tokens == 64
 
 
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class HurriedClock(ManualClock):
+    """A clock of which every look takes a second."""
+
+    def now(self) -> float:
+        self.advance(1.0)
+        return super().now()
+
+
 @pytest.fixture(scope="module")
-def busy(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Report]:
-    """The file of `busy_run`, and its report."""
-    path = str(busy_log(tmp_path_factory.mktemp("busy") / "run.steplog"))
-    return path, make_report(path, QUIET, limit=1000)
+def watched(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Report, str]:
+    """The file of `busy_run`, its report, and what a terminal shows until that is made."""
+    path, stream = str(busy_log(tmp_path_factory.mktemp("busy") / "run.steplog")), Terminal()
+    report = make_report(path, ProgressLine(stream, HurriedClock()), limit=1000)
+    return path, report, stream.getvalue()
+
+
+@pytest.fixture(scope="module")
+def busy(watched: tuple[str, Report, str]) -> tuple[str, Report]:
+    return watched[:2]
 
 
 def busy_log(path: Path) -> Path:
@@ -269,7 +288,7 @@ def most_lost_blocks(log: bytes) -> int:
     return most
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(seed=st.integers(0, 1 << 32))
 def test_room_to_swap_is_for_the_most_that_was_lost_at_once(seed: int) -> None:
     rng = random.Random(seed)
@@ -443,26 +462,11 @@ def test_the_command_says_it_in_text_and_in_json(tmp_path: Path, capsys: pytest.
     assert "limit is -1" in capsys.readouterr().err
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-class HurriedClock(ManualClock):
-    """A clock of which every look takes a second."""
-
-    def now(self) -> float:
-        self.advance(1.0)
-        return super().now()
-
-
-def test_every_part_of_a_report_says_how_far_it_is(tmp_path: Path) -> None:
-    stream = Terminal()
-    progress = ProgressLine(stream, HurriedClock())
-    report = make_report(str(busy_log(tmp_path / "run.steplog")), progress, limit=1000)
+def test_every_part_of_a_report_says_how_far_it_is(watched: tuple[str, Report, str]) -> None:
+    _, report, shown = watched
     for name in ("the same settings", *(found.setting for found in report.findings)):
-        assert f"simulating {name}  [#" in stream.getvalue()
-        assert f"reading the run of {name}  [####################] 100 %" in stream.getvalue()
+        assert f"simulating {name}  [#" in shown
+        assert f"reading the run of {name}  [####################] 100 %" in shown
 
 
 def test_a_page_has_the_tables_and_charts_of_the_report(busy: tuple[str, Report]) -> None:

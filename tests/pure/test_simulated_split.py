@@ -33,7 +33,7 @@ def simulate(
     return Simulation(engines, source, router=router, plan=split or NO_FAULTS).run()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 1 << 32), policy=st.sampled_from(ROUTERS), num_replicas=st.integers(2, 4))
 def test_texts_are_those_of_one_replica(seed: int, policy: str, num_replicas: int) -> None:
     rng = random.Random(seed)

@@ -227,7 +227,7 @@ def test_what_chat_templates_do_is_what_jinja_does(source: str, text: str) -> No
 
 
 def test_whatever_a_template_calls_takes_little_memory() -> None:
-    """Every filter, test, method and operator, with large arguments, in a process with 48 MiB to spare."""
+    """Every filter, test, method and operator, with large arguments, in a process with 24 MiB to spare."""
     tests = Path(__file__).parent.parent
     command = [sys.executable, "-m", "support.template_trials"]
     trials = subprocess.run(command, cwd=tests, capture_output=True, text=True, timeout=300, check=False)

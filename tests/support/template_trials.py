@@ -14,8 +14,8 @@ from quire.engine.text import template_sandbox
 from quire.engine.text.client_text import ClientText
 from quire.engine.text.template_meter import Meter
 
-NUM_STEPS = 100_000  # 0.8 million characters
-MORE_BYTES = 48 << 20
+NUM_STEPS = 50_000  # 0.4 million characters
+MORE_BYTES = 24 << 20
 TEXT = "ab\u2028\0<% {}" * 12_000
 LISTS = [[ClientText(TEXT)] * 4096, [[7**1400] * 60_000]]
 VALUES: list[Any] = [
