@@ -39,7 +39,7 @@ LARGE = EngineSetup(
 
 
 def prefixed(
-    count: int, num_tokens: int, rate: float, pattern: str = POISSON, duration_s: float = 6.0
+    count: int, num_tokens: int, rate: float, pattern: str = POISSON, duration_s: float = 12.0
 ) -> RequestSource:
     """Four equal requests at once, of which each engine gets one, and a second later the others."""
     prompts = DrawnPrompts(UniformLengths((50, 700), (20, 200)), 8192, SharedPrefixes(count, num_tokens))
@@ -55,9 +55,9 @@ def chats() -> RequestSource:
 
 LOADS: dict[str, Callable[[], RequestSource]] = {
     "many prefixes": lambda: prefixed(30, 3000, 30.0, duration_s=9.0),
-    "few prefixes in bursts": lambda: prefixed(10, 3000, 20.0, BURSTS),
-    "one prefix": lambda: prefixed(1, 2000, 50.0),
-    "no prefixes": lambda: prefixed(1, 0, 60.0, duration_s=12.0),
+    "few prefixes in bursts": lambda: prefixed(10, 3000, 20.0, BURSTS, 4.0),
+    "one prefix": lambda: prefixed(1, 2000, 50.0, duration_s=4.0),
+    "no prefixes": lambda: prefixed(1, 0, 60.0),
     "chats": chats,
 }
 SAVES = {"many prefixes": 2.0, "few prefixes in bursts": 1.2, "one prefix": 1.0, "no prefixes": 1.0, "chats": 2.0}
