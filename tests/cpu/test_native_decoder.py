@@ -5,8 +5,11 @@ Bits are compared within one instruction set, for each one that this machine has
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,14 +38,15 @@ ALONE = 12
 WINDOWS = {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1}
 MODELS = ["full", "windows", *SPECS]
 ROUNDED = ["full", "windows", *WITHOUT_LATENTS]
+KERNELS = _native.kernel_names()
+NUMBERS: list[dict[str, Any]] = [
+    *({"num_threads": 1, "dtype": "bfloat16"}, {"num_threads": 2, "dtype": "float32"}),
+    *({"num_threads": 2, "dtype": "bfloat16"}, {"num_threads": 2, "weights": "int8"}),
+    *({"num_threads": 2, "kv_dtype": kv_dtype} for kv_dtype in ("int8", "k8v4", "int4")),
+]
 MACHINES = [
-    NativeSettings(dtype=dtype, num_threads=num_threads, max_num_batched_tokens=256, instruction_set=name)
-    for name in _native.kernel_names()
-    for num_threads, dtype in ((1, "bfloat16"), (2, "float32"), (2, "bfloat16"))
-] + [
-    NativeSettings(**numbers, num_threads=2, max_num_batched_tokens=256, instruction_set=name)
-    for name in _native.kernel_names()
-    for numbers in ({"weights": "int8"}, {"kv_dtype": "int8"}, {"kv_dtype": "k8v4"}, {"kv_dtype": "int4"})
+    [NativeSettings(**numbers, max_num_batched_tokens=256, instruction_set=kernels) for numbers in NUMBERS]
+    for kernels in KERNELS
 ]
 
 
@@ -50,21 +54,15 @@ def name_of(settings: NativeSettings) -> str:
     return f"{settings.instruction_set}-{settings.num_threads}-{settings.dtype}-{settings.weights}-{settings.kv_dtype}"
 
 
-@pytest.fixture(params=MACHINES, ids=name_of)
+@pytest.fixture(params=chain(*MACHINES), ids=name_of)
 def machine(request: pytest.FixtureRequest) -> NativeSettings:
     settings: NativeSettings = request.param
     return settings
 
 
-# Every other pair is left to `make test-long`: the gate has each machine with half of the models, these in turn.
-each_model_and_machine = pytest.mark.parametrize(
-    ("model", "machine"),
-    [
-        pytest.param(model, machine, id=f"{name_of(machine)}-{model}", marks=[pytest.mark.long] * ((row + column) % 2))
-        for row, machine in enumerate(MACHINES)
-        for column, model in enumerate(MODELS if machine.kv_dtype == "auto" else ROUNDED)
-    ],
-)
+def left_out(place: int) -> Sequence[pytest.MarkDecorator]:
+    """Leave a case to `make test-long` unless its place is 0, so that the gate has every two of its values together."""
+    return [pytest.mark.long] if place else []
 
 
 class Models:
@@ -112,7 +110,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
     return Models(tmp_path_factory.mktemp("models"))
 
 
-@pytest.mark.parametrize("instruction_set", _native.kernel_names())
+@pytest.mark.parametrize("instruction_set", KERNELS)
 @pytest.mark.parametrize("model", MODELS)
 def test_logits_are_those_of_the_reference(model: str, instruction_set: str, models: Models) -> None:
     theirs = models.reference(model)
@@ -120,9 +118,17 @@ def test_logits_are_those_of_the_reference(model: str, instruction_set: str, mod
     assert np.abs(ours - theirs).max() <= 1e-4 * max(1.0, np.abs(theirs).max())
 
 
-@pytest.mark.parametrize("weights", ["int8", "int4"])
-@pytest.mark.parametrize("instruction_set", _native.kernel_names())
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    ("model", "instruction_set", "weights"),
+    [
+        pytest.param(
+            model, kernels, weights, marks=[pytest.mark.long] * ((row + column + place) % min(2, len(KERNELS)))
+        )
+        for column, model in enumerate(MODELS)
+        for row, kernels in enumerate(KERNELS)
+        for place, weights in enumerate(("int8", "int4"))
+    ],
+)
 def test_logits_of_codes_are_those_of_the_reference(
     model: str, instruction_set: str, weights: str, models: Models
 ) -> None:
@@ -139,9 +145,17 @@ def test_logits_of_codes_are_those_of_the_reference(
     assert 0 < np.std(ours - right) <= (0.15 if weights == "int8" else 1) * np.std(right)
 
 
-@pytest.mark.parametrize("instruction_set", _native.kernel_names())
-@pytest.mark.parametrize("model", ROUNDED)
-@pytest.mark.parametrize(("kv_dtype", "most"), [("int8", 0.1), ("k8v4", 0.4), ("int4", 0.5)])
+@pytest.mark.parametrize(
+    ("model", "instruction_set", "kv_dtype", "most"),
+    [
+        pytest.param(
+            model, kernels, *kind, marks=[pytest.mark.long] * bool((row + column + place) % min(3, len(KERNELS)))
+        )
+        for column, model in enumerate(ROUNDED)
+        for row, kernels in enumerate(KERNELS)
+        for place, kind in enumerate((("int8", 0.1), ("k8v4", 0.4), ("int4", 0.5)))
+    ],
+)
 def test_logits_with_narrow_kv_are_those_of_the_reference(
     model: str, kv_dtype: str, most: float, instruction_set: str, models: Models
 ) -> None:
@@ -153,21 +167,29 @@ def test_logits_with_narrow_kv_are_those_of_the_reference(
     assert 0 < np.std(theirs - right) <= most * np.std(right)
 
 
-@each_model_and_machine
-def test_chunks_batches_and_threads_leave_the_bits_alone(model: str, machine: NativeSettings, models: Models) -> None:
-    run = models.run(model, machine, blocks=shuffled(512), num_blocks=512)
+@pytest.mark.parametrize(
+    ("model", "machine", "block_size"),
+    [
+        pytest.param(
+            *(model, machine, block_size),
+            id=f"{name_of(machine)}-{model}-{block_size}",
+            marks=left_out((row + place + column) % len(KERNELS)),
+        )
+        for row, machines in enumerate(MACHINES)
+        for place, machine in enumerate(machines)
+        for column, model in enumerate(MODELS if machine.kv_dtype == "auto" else ROUNDED)
+        for block_size in [(16, 32, 64, 128)[(place + column // 4) % 4]]
+    ],
+)
+def test_chunks_batches_threads_and_blocks_leave_the_bits_alone(
+    model: str, machine: NativeSettings, block_size: int, models: Models
+) -> None:
+    num_blocks = 6 * sum(-(-sum(chunks) // block_size) for chunks in ROWS)  # no model has more groups of layers
+    run = models.run(model, machine, block_size=block_size, blocks=shuffled(num_blocks), num_blocks=num_blocks)
     assert run.together(TOKENS, ROWS)[-ALONE:] == [1] * ALONE
     expected = models.bits(model, machine)
     for row, chunks in enumerate(ROWS):
         assert run.bits(row, sum(chunks)) == expected[: len(expected) // LENGTH * sum(chunks)], f"chunks {chunks[:2]}"
-
-
-@each_model_and_machine
-def test_block_sizes_and_block_ids_leave_the_bits_alone(model: str, machine: NativeSettings, models: Models) -> None:
-    for block_size in (32, 64, 128):
-        run = models.run(model, machine, block_size=block_size, blocks=shuffled(32), num_blocks=32)
-        run.prefill(0, TOKENS, chunks=[50, 50])
-        assert run.bits(0, LENGTH) == models.bits(model, machine), f"blocks of {block_size}"
 
 
 def test_blocks_that_were_copied_or_swapped_give_the_same_bits(machine: NativeSettings, models: Models) -> None:

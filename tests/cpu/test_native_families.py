@@ -16,7 +16,6 @@ import pytest
 from quire import LLM, Request, SamplingParams, _native
 from quire.compute.models import FAMILIES, read_model
 from quire.compute.models.source import ModelFolder
-from quire.compute.native import NativeSettings
 from support.native_runs import FLOAT32, NativeRun
 from support.reference_runs import ReferenceRun
 from support.spec_models import write_model_of
@@ -62,15 +61,8 @@ def golden_models() -> dict[str, tuple[dict[str, Any], Path]]:
 
 
 MODELS = golden_models()
-MACHINES = [
-    NativeSettings(dtype=dtype, weights=weights, num_threads=1, max_num_batched_tokens=256, instruction_set=name)
-    for name in _native.kernel_names()
-    for dtype, weights in (("float32", "auto"), ("bfloat16", "auto"), ("bfloat16", "int8"))
-]
-
-
-def name_of(machine: NativeSettings) -> str:
-    return f"{machine.instruction_set}-{machine.dtype}-{machine.weights}"
+KERNELS = _native.kernel_names()
+NUMBERS = (("float32", "auto"), ("bfloat16", "auto"), ("bfloat16", "int8"))
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -99,30 +91,34 @@ def test_every_family_is_here() -> None:
     ) - with_eyes - published - one_step
 
 
-# Every other pair is left to `make test-long`; `test_native_decoder.py` has all options of families on each machine.
+# Each family has each kind of numbers once, on the instruction sets in turn; the others are left to `make test-long`.
+# `test_native_decoder.py` has all options of families on each machine.
 @pytest.mark.parametrize(
-    ("folder", "machine"),
+    ("folder", "kernels", "dtype", "weights"),
     [
-        pytest.param(model, machine, id=f"{model}-{name_of(machine)}", marks=[pytest.mark.long] * ((row + column) % 2))
+        pytest.param(model, name, *numbers, marks=[pytest.mark.long] * bool((row + column + place) % len(KERNELS)))
         for row, model in enumerate(MODELS)
-        for column, machine in enumerate(MACHINES)
+        for column, name in enumerate(KERNELS)
+        for place, numbers in enumerate(NUMBERS)
     ],
     indirect=["folder"],
 )
-def test_chunks_batches_blocks_and_threads_leave_the_bits_alone(folder: Path, machine: NativeSettings) -> None:
+def test_chunks_batches_blocks_and_threads_leave_the_bits_alone(
+    folder: Path, kernels: str, dtype: str, weights: str
+) -> None:
     tokens = tokens_of(folder)
-    whole = NativeRun(folder, settings=machine)
+    settings = replace(FLOAT32, dtype=dtype, weights=weights, instruction_set=kernels, num_threads=1)
+    whole = NativeRun(folder, settings=settings)
     whole.prefill(0, tokens)
     expected = whole.bits(0, LENGTH)
-    chunked = NativeRun(folder, settings=replace(machine, num_threads=2), block_size=64)
-    chunked.prefill(0, tokens, chunks=[1, 16, 40])
-    assert chunked.bits(0, LENGTH) == expected
-    batched = NativeRun(folder, settings=replace(machine, num_threads=2))
-    for row in (0, 1):
-        batched.driver.open(row, tokens)
-    batched.step(Work(0, 0, LENGTH - 1), Work(1, 0, 30))
-    batched.step(Work(0, LENGTH - 1, 1), Work(1, 30, LENGTH - 30))
-    assert batched.bits(0, LENGTH) == batched.bits(1, LENGTH) == expected
+    cut = NativeRun(folder, settings=replace(settings, num_threads=2), block_size=64)
+    cut.prefill(0, tokens, chunks=[1, 16, 40])
+    assert cut.bits(0, LENGTH) == expected
+    for row in (1, 2):
+        cut.driver.open(row, tokens)
+    cut.step(Work(1, 0, LENGTH - 1), Work(2, 0, 30))
+    cut.step(Work(1, LENGTH - 1, 1), Work(2, 30, LENGTH - 30))
+    assert cut.bits(1, LENGTH) == cut.bits(2, LENGTH) == expected
 
 
 @pytest.mark.parametrize("weights", ["auto", "int8"])
