@@ -7,6 +7,7 @@ import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -98,17 +99,24 @@ PACKED = ("F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")  # those that t
 PROMPT = [(7 * i * i + 3 * i + 5) % 64 for i in range(40)]
 
 
+@cache
+def goldens() -> dict[str, tuple[dict[str, Any], Path]]:
+    """Return the config and the weights of each golden model, by its form."""
+    return {
+        form: (found["config"], file.parent / found.get("weights", "model.safetensors"))
+        for file in DATA.glob("*/cases.json")
+        for form, found in json.loads(file.read_text())["forms"].items()
+        if "config" in found
+    }
+
+
 def golden(form: str, folder: Path, changes: dict[str, Any] | None = None) -> Path:
     """Write the golden model of a form into a folder, with what a GGUF file can say of it."""
-    for file in DATA.glob("*/cases.json"):
-        found = json.loads(file.read_text())["forms"].get(form)
-        if found and "config" in found:
-            folder.mkdir()
-            config = found["config"] | CHANGES.get(form, {}) | (changes or {})
-            (folder / "config.json").write_text(json.dumps(config))
-            shutil.copy(file.parent / found.get("weights", "model.safetensors"), folder / "model.safetensors")
-            return _complete(folder)
-    raise LookupError(form)
+    config, weights = goldens()[form]
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config | CHANGES.get(form, {}) | (changes or {})))
+    shutil.copy(weights, folder / "model.safetensors")
+    return _complete(folder)
 
 
 def _complete(folder: Path) -> Path:
@@ -128,7 +136,7 @@ def _complete(folder: Path) -> Path:
 
 def answer_of(model: Path, dtype: str, weights: str = "auto") -> tuple[Sequence[int], str]:
     """Return the tokens that a model writes, and their log-probabilities."""
-    sampling = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, logprobs=2)
+    sampling = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True, logprobs=2)
     settings = {"dtype": dtype, "weights": weights, "kv_memory": "4MiB"}
     with LLM(str(model), backend="native", skip_tokenizer_init=True, **settings) as llm:
         (output,) = llm.generate([PROMPT], sampling, use_tqdm=False)
@@ -398,9 +406,13 @@ def test_errors_name_the_tensors_of_the_file(form: str, tmp_path: Path) -> None:
     assert names == header.tensors.keys() - {*tensors_module.SETTINGS}
     assert stored("model.layers.0.unknown.weight") == "model.layers.0.unknown.weight"
     for name in names:
-        rest = {other: tensor for other, tensor in header.tensors.items() if other != name}
-        with pytest.raises(CheckpointError, match=rf"m\.gguf: tensors \(missing: {re.escape(name)}\) is "):
-            WeightReader(spec, GgufTensors(replace(header, tensors=rest)), "float32")
+        layer = re.match(r"blk\.(\d+)\.", name)
+        if layer is None or int(layer[1]) % 2 == 0:
+            rest = {other: tensor for other, tensor in header.tensors.items() if other != name}
+            with pytest.raises(CheckpointError, match=rf"m\.gguf: tensors \(missing: {re.escape(name)}\) is "):
+                WeightReader(spec, GgufTensors(replace(header, tensors=rest)), "float32")
+            if layer is not None:
+                continue  # the tensors of the next layer have a wrong shape
         size = 16 if header.tensors[name].shape[-1] == 8 else 8
         short = replace(header.tensors[name], shape=(*header.tensors[name].shape[:-1], size))
         with pytest.raises(CheckpointError, match=rf"wrong shape: {re.escape(name)} \[.*\] for \[.*\]\) is "):

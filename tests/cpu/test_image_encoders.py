@@ -26,10 +26,12 @@ from quire.compute.worker.image_queue import ImageWork
 from quire.core.config import EngineConfig
 from quire.core.errors import CheckpointError, InvariantError
 from quire.core.images import Image
+from support.pairs import left_out
 from support.tiny_checkpoint import write_model_weights
 from support.vision_models import SETTINGS, SIZES, random_image, rows_of, vision_of, write_vision_model
 
 FLOAT32 = NativeSettings(dtype="float32")
+KERNELS = _native.kernel_names()
 
 
 def reference(model: ModelDescription) -> TowerEncoder:
@@ -61,31 +63,37 @@ def test_all_engines_make_the_same_rows(name: str, tmp_path: Path) -> None:
     plain = reference(model)
     assert plain.placeholder == 5
     expected = [rows_of(plain, image) for image in images(name, model)]
-    for kernels in _native.kernel_names():
+    for kernels in KERNELS:
         encoder = native(model, replace(FLOAT32, instruction_set=kernels, num_threads=2))
         for image, rows in zip(images(name, model), expected, strict=True):
             assert rows.shape == (image.num_tokens, model.spec.hidden_size * (1 + model.spec.deep_rows))
             np.testing.assert_allclose(rows_of(encoder, image), rows, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", SETTINGS)
-def test_an_image_has_the_same_bits_in_any_company(name: str, dtype: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "dtype", "kernels"),
+    [
+        pytest.param(name, dtype, kernels, marks=left_out((row + column + place) % min(2, len(KERNELS))))
+        for row, name in enumerate(SETTINGS)
+        for column, dtype in enumerate(("float32", "bfloat16"))
+        for place, kernels in enumerate(KERNELS)
+    ],
+)
+def test_an_image_has_the_same_bits_in_any_company(name: str, dtype: str, kernels: str, tmp_path: Path) -> None:
     model = read_model(ModelFolder(write_vision_model(tmp_path, SETTINGS[name])))
-    for kernels in _native.kernel_names():
-        settings = replace(FLOAT32, dtype=dtype, instruction_set=kernels)
-        first, *others = (native(model, replace(settings, num_threads=count)) for count in (1, 2, 3))
-        expected: list[FloatArray] = [rows_of(first, image) for image in images(name, model)]
-        for encoder in (first, *others):
-            rows_of(encoder, random_image(vision_of(model), *SIZES[name][0], seed=99))
-            for image, rows in zip(images(name, model), expected, strict=True):
-                assert rows_of(encoder, image).tobytes() == rows.tobytes()
+    settings = replace(FLOAT32, dtype=dtype, instruction_set=kernels)
+    first, other = (native(model, replace(settings, num_threads=count)) for count in (1, 3))
+    expected: list[FloatArray] = [rows_of(first, image) for image in images(name, model)]
+    for encoder in (first, other):
+        rows_of(encoder, random_image(vision_of(model), *SIZES[name][0], seed=99))
+        for image, rows in zip(images(name, model), expected, strict=True):
+            assert rows_of(encoder, image).tobytes() == rows.tobytes()
 
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_the_work_can_stop_anywhere(name: str, tmp_path: Path) -> None:
     model = read_model(ModelFolder(write_vision_model(tmp_path, SETTINGS[name])))
-    first, other = (random_image(vision_of(model), *SIZES[name][-1], seed=seed) for seed in (1, 2))
+    first, other = (random_image(vision_of(model), *SIZES[name][:2][-1], seed=seed) for seed in (1, 2))
     for encoder in (reference(model), native(model)):
         expected = [rows_of(encoder, image).tobytes() for image in (first, other)]
         for num_before in range(len(encoder.spec.tower.layers) + 1):

@@ -5,7 +5,6 @@ Bits are compared within one instruction set, for each one that this machine has
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -21,6 +20,7 @@ from quire.compute.worker.cache_engine import POISON
 from quire.core.errors import InvalidConfigError
 from quire.core.step import BlockCopy, BlockMove
 from support.native_runs import FLOAT32, NativeRun
+from support.pairs import left_out
 from support.reference_runs import Logits, ReferenceRun
 from support.spec_models import SPECS, WITHOUT_LATENTS, write_spec_model
 from support.step_plans import Work, chunks_of, shuffled
@@ -29,12 +29,12 @@ from support.tiny_checkpoint import write_tiny_qwen3
 LENGTH = 150  # three tiles of 64
 TOKENS = [(7 * i * i + 3 * i + 5) % 64 for i in range(LENGTH)]
 ROWS = [
-    [*[1] * 18, 42, *[1] * 8, 58, *[1] * 12],
-    *(chunks_of(LENGTH, size) for size in (7, 16, 64, 100, LENGTH)),
-    *([1], chunks_of(64, 5), chunks_of(65, 8), chunks_of(17, 3)),
+    [*[1] * 8, 54, *[1] * 7, 57, *[1] * 8],
+    *(chunks_of(LENGTH, size) for size in (13, 16, 64, 100, LENGTH)),
+    *([1], chunks_of(64, 7), chunks_of(65, 8), chunks_of(17, 3)),
 ]
 """The chunks of the rows of a batch. The first one decodes near the ends of tiles, at last alone."""
-ALONE = 12
+ALONE = 8
 WINDOWS = {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1}
 MODELS = ["full", "windows", *SPECS]
 ROUNDED = ["full", "windows", *WITHOUT_LATENTS]
@@ -58,11 +58,6 @@ def name_of(settings: NativeSettings) -> str:
 def machine(request: pytest.FixtureRequest) -> NativeSettings:
     settings: NativeSettings = request.param
     return settings
-
-
-def left_out(place: int) -> Sequence[pytest.MarkDecorator]:
-    """Leave a case to `make test-long` unless its place is 0, so that the gate has every two of its values together."""
-    return [pytest.mark.long] if place else []
 
 
 class Models:
