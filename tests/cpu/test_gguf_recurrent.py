@@ -53,7 +53,7 @@ FILES: dict[str, tuple[str, dict[str, Any], bool]] = {
 
 def answer_of(model: Path, backend: str = "reference") -> tuple[Sequence[int], list[float]]:
     """Return the tokens that a model writes, and their log-probabilities."""
-    sampling = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, logprobs=2)
+    sampling = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True, logprobs=2)
     settings: dict[str, Any] = {"dtype": "float32", "kv_memory": "4MiB"}
     with LLM(str(model), backend=backend, skip_tokenizer_init=True, **settings) as llm:
         (output,) = llm.generate([PROMPT], sampling, use_tqdm=False)

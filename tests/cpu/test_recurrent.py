@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -56,7 +55,7 @@ def each_folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
 
 def make_run(folder: Path, engine: str, **settings: Any) -> ReferenceRun:
     if engine == "reference":
-        return ReferenceRun(folder, **settings)
+        return ReferenceRun(folder, **{"num_blocks": 64, **settings})
     return NativeRun(folder, settings=replace(FLOAT32, instruction_set=engine, num_threads=2), **settings)
 
 
@@ -114,33 +113,31 @@ def test_guesses_that_were_wrong_are_taken_back(each_folder: Path, engine: str) 
     plain = make_run(each_folder, engine)
     plain.driver.open(0, TOKENS[:14])
     text = plain.step(Work(0, 0, 14, 1)).tokens.tolist()
-    while len(text) < 80:
+    while len(text) < 62:
         text += plain.step(Work(0, 13 + len(text), 1, 1)).tokens.tolist()
     run = make_run(each_folder, engine, spec=read_model(ModelFolder(each_folder)).spec.with_guesses(5))
     run.driver.open(0, TOKENS[:14])
-    found, counts = run.step(Work(0, 0, 14, 1)).tokens.tolist(), itertools.product(range(6), range(6))
-    while len(found) < 74:
-        num_drafts, num_right = next(counts)
+    found = run.step(Work(0, 0, 14, 1)).tokens.tolist()
+    for num_drafts, num_right in ((most, right) for most in range(6) for right in range(most + 1)):
         drafts = text[len(found) : len(found) + num_drafts]
         drafts[num_right:] = [(token + 1) % 127 for token in drafts[num_right:]]
         step = Work(0, 13 + len(found), 1 + num_drafts, 1, drafts)
         found += run.step(step).tokens.tolist()
-        assert found == text[: len(found)] and len(found) - step.start + 13 == min(num_drafts, num_right) + 1
+        assert found == text[: len(found)] and len(found) - step.start + 13 == num_right + 1
     assert run.bits(0, 13 + len(found)) == plain.bits(0, 13 + len(found))
 
 
 @each_engine
-@pytest.mark.parametrize("start", [18, 19, 21, 25])
-def test_a_state_that_does_not_end_before_the_next_token_gives_no_number(
-    each_folder: Path, engine: str, start: int
-) -> None:
-    run = make_run(each_folder, engine)
-    run.driver.open(0, TOKENS)
-    run.driver.open(1, TOKENS[3:])
-    run.step(Work(0, 0, 20))
-    result = run.step(Work(0, start, 4), Work(1, 0, 30))
-    assert bool(result.failures) == (start not in (19, 20))
-    assert 1 not in result.failures
+def test_a_state_that_does_not_end_before_the_next_token_gives_no_number(each_folder: Path, engine: str) -> None:
+    run = make_run(each_folder, engine, num_blocks=128)
+    for row, start in ((0, 18), (2, 19), (4, 21), (6, 25)):
+        run.driver.open(row, TOKENS)
+        run.driver.open(row + 1, TOKENS[3:])
+        run.step(Work(row, 0, 20))
+        result = run.step(Work(row, start, 4), Work(row + 1, 0, 30))
+        assert set(result.failures) == ({row} if start != 19 else set()), f"start {start}"
+        run.driver.release(row)
+        run.driver.release(row + 1)
 
 
 @each_engine
