@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,7 @@ from quire.compute.native.load import load_parts
 from quire.compute.weights.decoder_weights import weight_bytes
 from quire.core.errors import InvalidConfigError
 from support.spec_models import PLAIN
-from support.tiny_checkpoint import write_tiny_qwen3
+from support.tiny_checkpoint import tiny_qwen3_config, tiny_qwen3_tensors, write_model_weights, write_tiny_qwen3
 
 LOAD = """
 import sys
@@ -82,13 +84,21 @@ def test_kv_memory_is_taken_at_the_start_while_idle_or_as_it_is_used(
 
 @pytest.fixture(scope="module")
 def larger(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a larger model, whose weights are stored in one way or another; written once for each way."""
+    """The folder of a larger model, whose weights are stored in one way or another; written once for each way.
+
+    All layers have the same numbers, which take time to draw.
+    """
     folder = tmp_path_factory.getbasetemp() / f"larger-{request.param}"
     if folder.exists():
         return folder
     folder.mkdir()
-    settings = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 24}
-    return write_tiny_qwen3(folder, settings=settings, dtype=request.param, num_shards=2)
+    config = tiny_qwen3_config() | {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 1}
+    tensors = tiny_qwen3_tensors(config, seed=0)
+    for layer, name in product(range(1, 24), [name for name in tensors if ".layers.0." in name]):
+        tensors[name.replace(".0.", f".{layer}.")] = tensors[name]
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 24}))
+    write_model_weights(folder, tensors, dtype=request.param, num_shards=2)
+    return folder
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from quire.compute.worker.model_runner import StepInputs
 from support.native_runs import FLOAT32
 
 BLOCK = 16
-MOST_BLOCKS = 16
+MOST_BLOCKS, MOST_PROMPTS = 8, 4
 SETTINGS = replace(FLOAT32, adapter_rank=32, num_threads=2)
 
 
@@ -34,7 +34,7 @@ class AdaptedModel:
 
     def __init__(self, folder: Path, spec: DecoderSpec, settings: NativeSettings = SETTINGS) -> None:
         kv_spec = kv_cache_spec(spec, BLOCK, settings.stored_kv_dtype)
-        self.cache = CacheEngine(kv_spec, num_blocks=MOST_BLOCKS * 8 * len(kv_spec.groups), poison=True)
+        self.cache = CacheEngine(kv_spec, num_blocks=MOST_BLOCKS * MOST_PROMPTS * len(kv_spec.groups), poison=True)
         self.cache.allocate()
         self.parts = make_parts(spec, unstacked(Checkpoint.open(folder)), settings, self.cache)
         self.num_groups, self.vocab_size = len(kv_spec.groups), spec.vocab_size
@@ -44,7 +44,7 @@ class AdaptedModel:
         """Return the same over the reference decoder."""
         made = cls.__new__(cls)
         kv_spec = spec.kv_cache_spec(BLOCK)
-        made.cache = CacheEngine(kv_spec, num_blocks=MOST_BLOCKS * 8 * len(kv_spec.groups), poison=True)
+        made.cache = CacheEngine(kv_spec, num_blocks=MOST_BLOCKS * MOST_PROMPTS * len(kv_spec.groups), poison=True)
         made.cache.allocate()
         loaded = DecoderWeights.load(spec, unstacked(Checkpoint.open(folder)), weights=weights)
         runner = AdaptedDecoder(ReferenceDecoder(spec, loaded))
@@ -74,8 +74,8 @@ class AdaptedModel:
             query_starts=ends,
             token_ids=np.array([t for p, s in zip(prompts, starts, strict=True) for t in p[s:]], np.int64),
             positions=positions,
-            slots=tuple(slots + group * MOST_BLOCKS * 8 * BLOCK for group in range(self.num_groups)),
-            block_tables=tuple(table + group * MOST_BLOCKS * 8 for group in range(self.num_groups)),
+            slots=tuple(slots + group * MOST_BLOCKS * MOST_PROMPTS * BLOCK for group in range(self.num_groups)),
+            block_tables=tuple(table + group * MOST_BLOCKS * MOST_PROMPTS for group in range(self.num_groups)),
             logit_starts=ends,
             logit_indices=every,
             rows=np.arange(len(prompts)),
