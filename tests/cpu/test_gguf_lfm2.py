@@ -18,7 +18,7 @@ from quire.compute.weights.decoder_weights import WeightReader, weight_bytes
 from quire.core.config import EngineConfig
 from quire.core.errors import CheckpointError
 from quire.engine.factory import plan_engine
-from support.gguf_answers import answer_of, spec_of
+from support.gguf_answers import NUM_TOKENS, answer_of, spec_of
 from support.gguf_models import write_gguf
 from support.tiny_lfm2 import write_tiny_lfm2
 
@@ -86,7 +86,7 @@ def test_packed_files_take_the_memory_that_a_plan_expects(form: str, kind: str, 
     assert facts.weight_bytes == weight_bytes(spec, "bfloat16", "auto", block_types, compact=facts.compact)
     in_proj = "model.layers.0.conv.in_proj.weight"
     assert block_types.get(in_proj) == (None if kind == "BF16" else kind)
-    assert len(answer_of(path)[0]) == len(answer_of(path, weights="widened")[0]) == 12
+    assert len(answer_of(path)[0]) == len(answer_of(path, weights="widened")[0]) == NUM_TOKENS
 
 
 def test_files_of_ollama_have_another_norm_and_mlp_and_images(tmp_path: Path) -> None:

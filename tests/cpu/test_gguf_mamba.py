@@ -20,7 +20,7 @@ from quire.compute.weights.decoder_weights import WeightReader, weight_bytes
 from quire.core.config import EngineConfig
 from quire.core.errors import CheckpointError
 from quire.engine.factory import plan_engine
-from support.gguf_answers import answer_of, spec_of
+from support.gguf_answers import NUM_TOKENS, answer_of, spec_of
 from support.gguf_models import write_gguf
 from support.tiny_granite import NEMOTRON, write_tiny_granite, write_tiny_nemotron
 
@@ -128,7 +128,7 @@ def test_packed_files_take_the_memory_that_a_plan_expects(kind: str, tmp_path: P
     facts = plan_engine(EngineConfig(model=str(path), skip_tokenizer_init=True)).backend.facts
     assert facts.weight_bytes == weight_bytes(spec, "bfloat16", "auto", block_types, compact=facts.compact)
     assert block_types.get("model.layers.0.mamba.in_proj.weight") == (None if kind == "BF16" else kind)
-    assert len(answer_of(path)[0]) == len(answer_of(path, weights="widened")[0]) == 12
+    assert len(answer_of(path)[0]) == len(answer_of(path, weights="widened")[0]) == NUM_TOKENS
 
 
 REFUSED: dict[str, tuple[str, Any, str]] = {  # the setting, its value, and what the error says

@@ -16,11 +16,13 @@ from quire.compute.models.base import DecoderSpec
 from quire.compute.models.source import ModelFolder
 
 PROMPT = [(7 * i * i + 3 * i + 5) % 120 for i in range(40)]
+NUM_TOKENS = 6
+"""That a model writes."""
 
 
 def answer_of(model: Path, backend: str = "native", weights: str = "auto") -> tuple[Sequence[int], str]:
     """Return the tokens that a model writes, and their log-probabilities."""
-    sampling = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True, logprobs=2)
+    sampling = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=2)
     settings: dict[str, Any] = {"dtype": "float32", "weights": weights, "kv_memory": "4MiB"}
     with LLM(str(model), backend=backend, skip_tokenizer_init=True, **settings) as llm:
         (output,) = llm.generate([PROMPT], sampling, use_tqdm=False)
