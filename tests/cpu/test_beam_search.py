@@ -6,7 +6,7 @@ import itertools
 import math
 import random
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from functools import cache
 from typing import Any, Literal
 
 import numpy as np
@@ -82,19 +82,35 @@ def test_early_stopping_ends_as_soon_as_enough_have_finished() -> None:
     assert num_steps(True) <= num_steps(False) <= num_steps("never")
 
 
+@pytest.fixture(scope="module")
+def theirs() -> tuple[Any, Callable[[tuple[int, ...]], NDArray[np.float64]]]:
+    """A model of transformers, and the log-probabilities that it gives after a text, computed once."""
+    import torch
+
+    from support import transformers_models
+
+    model = transformers_models.tiny_qwen3_model(tie_word_embeddings=True)
+
+    @cache
+    def logprobs_after(text: tuple[int, ...]) -> NDArray[np.float64]:
+        logits = torch.tensor(transformers_models.all_logits(model, text)[-1])
+        exact: NDArray[np.float64] = torch.log_softmax(logits, 0).double().numpy()
+        return exact
+
+    return model, logprobs_after
+
+
 @pytest.mark.transformers
 @pytest.mark.parametrize(
     ("width", "length_penalty"), [(1, 1.0), (2, -0.5), (2, 1.0), (3, 0.0), (3, 1.7), (5, -0.5), (5, 1.0)]
 )
 @pytest.mark.parametrize("early_stopping", [True, False, "never"])
 def test_texts_and_scores_are_those_of_transformers(
-    width: int, length_penalty: float, early_stopping: Any, tmp_path: Path
+    width: int, length_penalty: float, early_stopping: Any, theirs: tuple[Any, Any]
 ) -> None:
     import torch
 
-    from support import transformers_models
-
-    model = transformers_models.tiny_qwen3_model(tie_word_embeddings=True)
+    model, logprobs_after = theirs
     eos = [5, 17]  # of 128: some texts end early
     for prompt in ([1, 2, 3], [9, 8, 7, 6, 50], [100]):
         output = model.generate(
@@ -111,14 +127,12 @@ def test_texts_and_scores_are_those_of_transformers(
             output_scores=True,
         )
 
-        def logprobs_after(text: Sequence[int], prompt: list[int] = prompt) -> NDArray[np.float64]:
-            logits = torch.tensor(transformers_models.all_logits(model, [*prompt, *text])[-1])
-            exact: NDArray[np.float64] = torch.log_softmax(logits, 0).double().numpy()
-            return exact
+        def after(text: Sequence[int], prompt: list[int] = prompt) -> NDArray[np.float64]:
+            return logprobs_after((*prompt, *text))  # type: ignore[no-any-return]
 
-        found = search(SearchRules(width, 12, frozenset(eos), length_penalty, early_stopping), logprobs_after)
-        theirs = [row[len(prompt) :].tolist() for row in output.sequences]
-        for ours, row in zip(found, theirs, strict=True):
+        found = search(SearchRules(width, 12, frozenset(eos), length_penalty, early_stopping), after)
+        rows = [row[len(prompt) :].tolist() for row in output.sequences]
+        for ours, row in zip(found, rows, strict=True):
             assert list(ours.token_ids) == row[: len(ours.token_ids)]
             assert set(row[len(ours.token_ids) :]) <= {120}
         if width > 1:

@@ -125,20 +125,26 @@ def test_a_search_of_one_beam_is_greedy(folder: Path) -> None:
     assert score == pytest.approx(total / 12**0.5)
 
 
+@pytest.fixture(scope="module")
+def theirs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
+    """A model of transformers, and its folder."""
+    from support import transformers_models
+
+    model, folder = transformers_models.tiny_qwen3_model(tie_word_embeddings=True), tmp_path_factory.mktemp("theirs")
+    model.generation_config.eos_token_id = [5, 17]
+    model.save_pretrained(folder)
+    return model, folder
+
+
 @pytest.mark.transformers
 @pytest.mark.parametrize(("width", "length_penalty"), [(2, -0.5), (2, 1.0), (3, 0.0), (3, 1.7), (6, 1.0)])
 @pytest.mark.parametrize("early_stopping", [True, False, "never"])
 def test_texts_and_scores_are_those_of_transformers(
-    width: int, length_penalty: float, early_stopping: bool | Literal["never"], tmp_path: Path
+    width: int, length_penalty: float, early_stopping: bool | Literal["never"], theirs: tuple[Any, Path]
 ) -> None:
     import torch
 
-    from support import transformers_models
-
-    eos, shortest = [5, 17], 3
-    model = transformers_models.tiny_qwen3_model(tie_word_embeddings=True)
-    model.generation_config.eos_token_id = eos
-    model.save_pretrained(tmp_path)
+    model, folder = theirs
     wanted = SamplingParams(
         n=width,
         beam_search=True,
@@ -147,8 +153,8 @@ def test_texts_and_scores_are_those_of_transformers(
         length_penalty=length_penalty,
         early_stopping=early_stopping,
     )
-    jobs = [(prompt, replace(wanted, min_tokens=least)) for prompt in PROMPTS for least in (0, shortest)]
-    with make(tmp_path, dtype="float32") as llm:
+    jobs = [(prompt, replace(wanted, min_tokens=least)) for prompt in PROMPTS for least in (0, 3)]
+    with make(folder, dtype="float32") as llm:
         found = search(llm, jobs)
     for (prompt, sampling), ours in zip(jobs, found, strict=True):
         output = model.generate(
@@ -160,13 +166,13 @@ def test_texts_and_scores_are_those_of_transformers(
             min_new_tokens=sampling.min_tokens or None,
             length_penalty=length_penalty,
             early_stopping=early_stopping,
-            eos_token_id=eos,
+            eos_token_id=[5, 17],
             pad_token_id=120,  # in no prompt, where it would be masked
             return_dict_in_generate=True,
             output_scores=True,
         )
-        theirs = [row[len(prompt) :].tolist() for row in output.sequences]
-        for (tokens, *_), row in zip(ours, theirs, strict=True):
+        rows = [row[len(prompt) :].tolist() for row in output.sequences]
+        for (tokens, *_), row in zip(ours, rows, strict=True):
             assert tokens == row[: len(tokens)]
             assert set(row[len(tokens) :]) <= {120}
         assert [score for _, score, *_ in ours] == pytest.approx(output.sequences_scores.tolist(), abs=1e-4)

@@ -6,10 +6,11 @@ Twice: with transformers where it is installed, and against logits that it gave 
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 
 from quire import _native
 from quire.compute.models import read_model
+from quire.compute.models.base import DecoderSpec
 from quire.compute.models.source import ModelFolder
 from quire.compute.native import NativeSettings
 from quire.compute.weights.checkpoint import Checkpoint
@@ -109,19 +111,42 @@ def test_transformers_reads_our_folders_as_we_do(name: str, tmp_path: Path) -> N
     assert np.array_equal(ours.argmax(1), theirs.argmax(1))
 
 
+@dataclass(frozen=True)
+class Made:
+    """A small model of transformers, the folder that transformers has written, and the logits of a text."""
+
+    model: Any
+    folder: Path
+    spec: DecoderSpec
+    logits: NDArray[np.float32]
+
+    @classmethod
+    def of(cls, folder: Path, form: str, **changes: Any) -> Made:
+        from support import transformers_models
+
+        model = transformers_models.small_model(form, **changes)
+        transformers_models.save(model, folder)
+        spec = read_model(ModelFolder(folder), len(TEXT)).spec
+        return cls(model, folder, spec, transformers_models.all_logits(model, TEXT))
+
+    def compare(self, engine: str) -> None:
+        run = ENGINES[engine](self.folder, spec=self.spec)
+        run.prefill(0, TEXT)
+        assert_close(np.stack([run.logits[0, position] for position in range(len(TEXT))]), self.logits)
+
+
+TEXT = [(7 * i * i + 3 * i) % 64 for i in range(150)]
+
+
+@pytest.fixture(scope="module", params=CASES["forms"])
+def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    return Made.of(tmp_path_factory.mktemp(request.param), request.param)
+
+
 @pytest.mark.transformers
 @each_engine
-@pytest.mark.parametrize("name", CASES["forms"])
-def test_logits_of_all_positions_are_those_of_transformers(name: str, engine: str, tmp_path: Path) -> None:
-    from support import transformers_models
-
-    model = transformers_models.small_model(name)
-    transformers_models.save(model, tmp_path)
-    tokens = [(7 * i * i + 3 * i) % 64 for i in range(150)]
-    run = ENGINES[engine](tmp_path, spec=read_model(ModelFolder(tmp_path), len(tokens)).spec)
-    run.prefill(0, tokens)
-    ours = np.stack([run.logits[0, position] for position in range(len(tokens))])
-    assert_close(ours, transformers_models.all_logits(model, tokens))
+def test_logits_of_all_positions_are_those_of_transformers(family: Made, engine: str) -> None:
+    family.compare(engine)
 
 
 NEAR, FAR = "sliding_attention", "full_attention"
@@ -351,20 +376,16 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+@pytest.fixture(scope="module", params=VARIANTS)
+def variant(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    form, changes = VARIANTS[request.param]
+    return Made.of(tmp_path_factory.mktemp(request.param), form, **changes)
+
+
 @pytest.mark.transformers
 @pytest.mark.parametrize("engine", ["reference", _native.kernel_names()[-1]])
-@pytest.mark.parametrize("name", VARIANTS)
-def test_other_settings_of_a_family_are_read_as_transformers_reads_them(name: str, engine: str, tmp_path: Path) -> None:
-    from support import transformers_models
-
-    form, changes = VARIANTS[name]
-    model = transformers_models.small_model(form, **changes)
-    transformers_models.save(model, tmp_path)
-    tokens = [(7 * i * i + 3 * i) % 64 for i in range(150)]
-    run = ENGINES[engine](tmp_path, spec=read_model(ModelFolder(tmp_path), len(tokens)).spec)
-    run.prefill(0, tokens)
-    ours = np.stack([run.logits[0, position] for position in range(len(tokens))])
-    assert_close(ours, transformers_models.all_logits(model, tokens))
+def test_other_settings_of_a_family_are_read_as_transformers_reads_them(variant: Made, engine: str) -> None:
+    variant.compare(engine)
 
 
 @pytest.mark.transformers
@@ -395,29 +416,28 @@ def test_gates_and_ups_beyond_the_clamps_of_gpt_oss(engine: str, tmp_path: Path)
 
 
 @pytest.mark.transformers
-@pytest.mark.parametrize("name", CASES["forms"])
-def test_bfloat16_is_as_close_to_float32_as_that_of_transformers(name: str, tmp_path: Path) -> None:
+def test_bfloat16_is_as_close_to_float32_as_that_of_transformers(family: Made) -> None:
     """Mean KL divergence and the 99th percentile of |Δ log-probability|: at most 1.1 times theirs.
 
     Families with experts get more texts: where two experts are nearly as likely, any rounding may choose the other one,
     and a few such tokens would decide about one text.
     """
-    from support import transformers_models
+    import torch
 
-    model = transformers_models.small_model(name)
-    transformers_models.save(model, tmp_path)
-    spec = read_model(ModelFolder(tmp_path), 150).spec
-    texts = [[(7 * i * i + 3 * i + 5 * n * (i + 1)) % 64 for i in range(150)] for n in range(48 if spec.experts else 1)]
+    number = 48 if family.spec.experts else 1
+    texts = [[(7 * i * i + 3 * i + 5 * n * (i + 1)) % 64 for i in range(150)] for n in range(number)]
     settings = NativeSettings(dtype="bfloat16", max_num_batched_tokens=256)
-    found: list[NDArray[np.float32]] = []
-    for text in texts:
-        run = NativeRun(tmp_path, spec=spec, settings=settings)
-        run.prefill(0, text, chunks=[10, 60])
-        found += [run.logits[0, position] for position in range(len(text))]
-    exact = log_softmax(np.concatenate([transformers_models.all_logits(model, text) for text in texts]))
-    model = model.bfloat16()
-    theirs = log_softmax(np.concatenate([transformers_models.all_logits(model, text) for text in texts]))
-    ours = log_softmax(np.stack(found))
+    run = NativeRun(family.folder, spec=family.spec, settings=settings, num_blocks=64 * number)
+    for row, text in enumerate(texts):
+        run.prefill(row, text, chunks=[10, 60])
+    ours = log_softmax(np.stack([run.logits[row, position] for row in range(number) for position in range(150)]))
+
+    def log_shares(model: Any) -> NDArray[np.float64]:
+        with torch.no_grad():
+            logits = model(torch.tensor(texts), use_cache=False).logits
+        return log_softmax(logits.float().numpy().reshape(-1, logits.shape[-1]))
+
+    exact, theirs = log_shares(family.model), log_shares(copy.deepcopy(family.model).bfloat16())
     for distance in (mean_divergence, largest_difference):
         assert distance(exact, ours) <= 1.1 * distance(exact, theirs)
 

@@ -59,9 +59,10 @@ def test_logits_and_text_are_those_of_transformers(name: str, tmp_path: Path) ->
     tokens = [(7 * i * i + 3 * i) % 128 for i in range(150)]
     first = run.prefill(0, tokens)
     generated = [first, *run.decode(0, len(tokens), 29)]
-    assert generated == transformers_models.greedy(model, tokens, 30)
     known = tokens + generated[:-1]
     ours = np.stack([run.logits[0, position] for position in range(len(known))])
     theirs = transformers_models.all_logits(model, known)
     assert_close(ours, theirs)
     assert np.array_equal(ours.argmax(1), theirs.argmax(1))
+    # Each token is the likeliest after those before it, so transformers would have written the same text.
+    assert generated == theirs[len(tokens) - 1 :].argmax(1).tolist()
