@@ -11,6 +11,8 @@
 
 PYTHON ?= python3
 WORKERS ?= $(shell n=$$(nproc); echo $$((n < 8 ? n + 1 : 8)))
+# Tests that never wait: no more than processors, because each process imports torch and transformers for 8 seconds.
+BUSY_WORKERS = $(shell n=$$(nproc); echo $$((n < $(WORKERS) ? n : $(WORKERS))))
 PYTEST_ARGS ?=
 GPU_TESTS ?= yes
 
@@ -88,7 +90,7 @@ test-gpu: $(GPU)/.installed  ## Run the tests of the GPU engine: on a GPU if the
 test-transformers: $(VENV)/.installed-dev $(SMOLLM2) $(GPU)/.installed  ## Compare with transformers: logits, texts, tokens
 	@echo "== tests against transformers"
 	@PYTHONPATH=$$($(GPU)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))") \
-		$(PYTEST) -m transformers $$(grep -rl mark.transformers tests | sort -r) --junitxml=$(REPORTS)/transformers.xml $(PYTEST_ARGS)
+		$(PYTEST) -n $(BUSY_WORKERS) -m transformers $$(grep -rl mark.transformers tests | sort -r) --junitxml=$(REPORTS)/transformers.xml $(PYTEST_ARGS)
 
 test-clients: $(TO_RUN) $(CLIENTS)/.installed $(CLIENTS)/node_modules  ## Run programs made for OpenAI, Anthropic and Ollama
 	@QUIRE_COMMAND=$(CURDIR)/$(BIN)/quire QUIRE_NODE_MODULES=$(CURDIR)/$(CLIENTS)/node_modules \

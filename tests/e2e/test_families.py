@@ -91,6 +91,8 @@ def test_generate_writes_the_text_of_transformers(
     # Each token is the likeliest after those before it, so transformers would have written the same text.
     logits = transformers_models.all_logits(model, tokens + ours[:-1])[len(tokens) - 1 :]
     assert ours == logits.argmax(axis=1).tolist() and 299 not in ours[:-1]
-    assert cli.main([*command, "-q"]) == 0
     text = tokenizer.decode(ours, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-    assert capsys.readouterr().out == text + ("" if text.endswith("\n") else "\n")
+    assert output["outputs"][0]["text"] == text
+    if length == "short":
+        assert cli.main([*command, "-q"]) == 0
+        assert capsys.readouterr().out == text + ("" if text.endswith("\n") else "\n")

@@ -40,7 +40,7 @@ def adaptable() -> list[str]:
 
 @pytest.mark.transformers
 @pytest.mark.filterwarnings("ignore")  # of PEFT and transformers about each other
-@pytest.mark.parametrize(("name", "has_root_scale"), zip(adaptable(), cycle([False, True]), strict=False))
+@pytest.mark.parametrize(("name", "has_root_scale"), list(zip(adaptable(), cycle([False, True]), strict=False)))
 def test_logits_are_those_of_peft(name: str, has_root_scale: bool, tmp_path: Path) -> None:
     import peft
     import torch

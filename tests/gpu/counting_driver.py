@@ -9,18 +9,28 @@ were compiled for either. Its own process, because kernels are not interpreted i
 
 from __future__ import annotations
 
+import atexit
 import ctypes
+import io
 import json
 import os
+import runpy
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import redirect_stdout
 from dataclasses import replace
+from functools import cache
+from multiprocessing import forkserver, get_context
+from multiprocessing.context import BaseContext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 LIBRARY = """
@@ -216,17 +226,37 @@ def main(folder: Path, kv_dtype: str) -> None:
     launch_many_tasks(cache.attention, cache.pairs()[0])
 
 
-def run_alone(scratch: Path, module: str, *arguments: str) -> Any:
-    """Run a module in a process of its own, with the driver in a folder; return the JSON that it prints."""
-    make_library(scratch)
-    environ = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environ |= {"LD_LIBRARY_PATH": str(scratch), "TRITON_LIBCUDA_PATH": str(scratch)}
-    environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-    command = [sys.executable, "-m", module, *arguments]
-    root = Path(__file__).parents[2]
-    run = subprocess.run(command, cwd=root, env=environ, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr
-    return json.loads(run.stdout)
+def run_alone(module: str, *arguments: str) -> Any:
+    """Run a module in a process of its own, with the driver; return the JSON that it prints."""
+    with ProcessPoolExecutor(1, _forks()) as pool:
+        return json.loads(pool.submit(_printed_by, module, arguments).result())
+
+
+@cache
+def _forks() -> BaseContext:
+    """Return what forks processes from one that has the driver, and torch imported once for all of them."""
+    scratch = tempfile.TemporaryDirectory(prefix="quire-driver-")
+    atexit.register(scratch.cleanup)
+    make_library(Path(scratch.name))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("TRITON_INTERPRET", raising=False)
+        patch.setenv("LD_LIBRARY_PATH", scratch.name)
+        patch.setenv("TRITON_LIBCUDA_PATH", scratch.name)
+        patch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))  # of processes that these start
+        context = get_context("forkserver")
+        context.set_forkserver_preload(["torch", "triton"])
+        forkserver.ensure_running()
+    return context
+
+
+def _printed_by(module: str, arguments: tuple[str, ...]) -> str:
+    sys.argv = [module, *arguments]
+    with redirect_stdout(io.StringIO()) as printed:
+        try:
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+        except SystemExit as ended:
+            assert not ended.code
+    return printed.getvalue()
 
 
 if __name__ == "__main__":

@@ -100,7 +100,7 @@ def section(repeat: int) -> Section:
 
     with tempfile.TemporaryDirectory(prefix="quire-host-time-") as name:
         model = write_tiny_qwen3(Path(name) / "model", settings={"num_hidden_layers": NUM_LAYERS})
-        found = counting_driver.run_alone(Path(name), "tests.gpu.host_time", str(model), str(repeat))
+        found = counting_driver.run_alone("tests.gpu.host_time", str(model), str(repeat))
     rows = [(name, *(cell(summarize([1e3 * each for each in seconds])) for seconds in both)) for name, *both in found]
     text = (
         f"Milliseconds of one processor for a step in {NUM_LAYERS} layers: upload, plan of attention, "

@@ -44,10 +44,9 @@ EXPERTS = {"route_kernel": 1, "group_kernel": 2, "product_kernel": 4, "combine_k
 def test_all_that_is_served_was_compiled_when_the_largest_steps_were_rehearsed(
     kind: str, kv_dtype: str, tmp_path: Path
 ) -> None:
-    model, scratch = tmp_path / "model", tmp_path / "driver"
-    scratch.mkdir()
+    model = tmp_path / "model"
     write_model_of(model, tiny_qwen3_config() | KINDS[kind])
-    rehearsed, served = run_alone(scratch, "tests.gpu.counting_driver", str(model), kv_dtype)
+    rehearsed, served = run_alone("tests.gpu.counting_driver", str(model), kv_dtype)
     assert served == rehearsed
     if kind == "experts":
         # Up and down, of few rows and of many; up has two pairs of a row, down one.
@@ -63,10 +62,9 @@ def test_all_that_is_served_was_compiled_when_the_largest_steps_were_rehearsed(
 @pytest.mark.skipif(shutil.which("cc") is None, reason="Triton builds its launchers with a C compiler")
 @pytest.mark.parametrize("sums", ["gather", pytest.param("reduce", marks=pytest.mark.long)])
 def test_ranks_launch_what_they_rehearsed(sums: str, tmp_path: Path) -> None:
-    model, scratch = tmp_path / "model", tmp_path / "driver"
-    scratch.mkdir()
+    model = tmp_path / "model"
     write_model_of(model, tiny_qwen3_config() | KINDS["experts"])
-    rehearsed, served, replayed = run_alone(scratch, "tests.gpu.counting_ranks", str(model), sums)
+    rehearsed, served, replayed = run_alone("tests.gpu.counting_ranks", str(model), sums)
     assert served == rehearsed
     assert {name: served.get(name) for name in EXPERTS} == EXPERTS
     assert replayed > 2
@@ -85,9 +83,8 @@ def test_what_launching_costs_is_measured_for_every_case() -> None:
 @pytest.mark.parametrize("kind", ["dense", "experts"])
 def test_a_recorded_step_launches_as_much_with_adapters_as_without(kind: str, tmp_path: Path) -> None:
     """Those were loaded after the recording. Kernel by kernel, their number does not matter either."""
-    model, scratch = tmp_path / "model", tmp_path / "driver"
+    model = tmp_path / "model"
     model.mkdir()
-    scratch.mkdir()
     if kind == "dense":
         write_tiny_qwen3(model)
     else:
@@ -95,7 +92,7 @@ def test_a_recorded_step_launches_as_much_with_adapters_as_without(kind: str, tm
     spec = read_model(ModelFolder(model)).spec
     for seed in range(8):
         write_adapter(model / f"a{seed}", adapter_tensors(spec, seed=seed))
-    found, num_compiled = run_alone(scratch, "tests.gpu.adapter_launches", str(model))
+    found, num_compiled = run_alone("tests.gpu.adapter_launches", str(model))
     assert num_compiled == 0, "while requests are served"
     assert found["launched, one adapter"] == found["launched, all adapters"]
     assert sum(found["launched, one adapter"]) > 2 * sum(found["launched, no adapter"])
@@ -111,10 +108,9 @@ def test_a_recorded_step_launches_as_much_with_adapters_as_without(kind: str, tm
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a driver, and all other tests launch on it")
 @pytest.mark.skipif(shutil.which("cc") is None, reason="Triton builds its launchers with a C compiler")
 def test_a_layer_that_guesses_launches_what_it_rehearsed_and_the_host_never_waits_for_it(tmp_path: Path) -> None:
-    model, scratch = tmp_path / "model", tmp_path / "driver"
-    scratch.mkdir()
+    model = tmp_path / "model"
     write_guessing_model(model, GLM)
-    rehearsed, served, launched = run_alone(scratch, "tests.gpu.layer_launches", str(model))
+    rehearsed, served, launched = run_alone("tests.gpu.layer_launches", str(model))
     assert served == rehearsed
     assert launched["1"] == launched["8"], "for one row as for many"
     kernels, operations, num_waits = launched["1"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -48,10 +49,18 @@ def expected(folder: Path) -> list[list[list[int]]]:
     return texts(folder, backend="reference", device="cpu", kv_memory=256 * BLOCK_BYTES)
 
 
-@pytest.mark.parametrize("steps", [1, 2, 3])
-@pytest.mark.parametrize("memory", ["ample", "tight", "swap", "guesses"])
+SHORT = {("ample", 3), ("tight", 2), ("swap", 1), ("swap", 3), ("guesses", 2)}
+
+
+@pytest.mark.parametrize(
+    ("memory", "steps"),
+    [
+        pytest.param(*case, marks=[] if case in SHORT else pytest.mark.long)
+        for case in itertools.product(("ample", "tight", "swap", "guesses"), (1, 2, 3))
+    ],
+)
 def test_texts_are_those_of_the_reference(
-    steps: int, memory: str, folder: Path, device: str, expected: list[list[list[int]]]
+    memory: str, steps: int, folder: Path, device: str, expected: list[list[list[int]]]
 ) -> None:
     limits = {
         "ample": {},
