@@ -22,7 +22,8 @@ import socket
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Final
+from importlib import import_module
+from typing import Final
 
 from quire.core.clock import Clock, SystemClock
 from quire.core.errors import ExecutionError, QuireError
@@ -52,9 +53,6 @@ from quire.engine.process.messages import (
 from quire.engine.records.live import LiveFrame
 from quire.engine.records.stats import EngineStats
 from quire.memory.cache_journal import CacheNews
-
-if TYPE_CHECKING:
-    from quire.engine.factory import EngineBlueprint
 
 logger = logging.getLogger("quire.engine")
 
@@ -141,15 +139,14 @@ class EngineHost:
 
     def run(self) -> int:
         """Serve until the connection ends; return the exit status."""
-        from quire.engine.factory import plan_engine  # now, while the server still reads its own modules
-
+        import_module("quire.engine.factory")  # now, while the server still reads its own modules
         first = self._connection.receive()
         if not isinstance(first, Configure):
             return 0 if first is None else FAILED
         self._patience = first.patience
         heart = Heart(self._beat)
         try:
-            core, ready = self._build(plan_engine(first.config), first)
+            core, ready = self._build(first)
         except (QuireError, OSError, MemoryError) as error:
             message = str(error) if isinstance(error, QuireError) else f"{type(error).__name__}: {error}"
             self._connection.send(Failed(_in_one_line(message)))
@@ -168,7 +165,10 @@ class EngineHost:
         thread.close()
         return 0
 
-    def _build(self, blueprint: EngineBlueprint, configure: Configure) -> tuple[EngineCore, Ready]:
+    def _build(self, configure: Configure) -> tuple[EngineCore, Ready]:
+        from quire.engine.factory import plan_engine
+
+        blueprint = plan_engine(configure.config)
         if blueprint.masks is not None:
             blueprint.masks.open()  # so that the first grammar need not wait for the vocabulary
         blueprint = blueprint.measured(self._note_loaded)
