@@ -59,9 +59,10 @@ help:  ## Show this list
 demo: $(TO_RUN)  ## Run the demonstration
 	@$(BIN)/quire demo
 
-# Install torch, which takes longest, while the rest is compiled and checked.
+# Install torch, which takes longest, while the rest is compiled and checked, and the model while it is checked.
 test:  ## Check, then run every test except the long ones
-	@$(MAKE) torch-$(GPU_TESTS) & torch=$$!; $(MAKE) check test-native $(SMOLLM2); checked=$$?; wait $$torch && exit $$checked
+	@$(MAKE) torch-$(GPU_TESTS) & torch=$$!; $(MAKE) $(VENV)/.installed-dev && { \
+		$(MAKE) $(SMOLLM2) & model=$$!; $(MAKE) check test-native; checked=$$?; wait $$model && wait $$torch && exit $$checked; }
 	@rm -rf $(REPORTS)
 	@$(PYTEST) --junitxml=$(REPORTS)/suite.xml $(PYTEST_ARGS)
 	@$(MAKE) test-torch-$(GPU_TESTS) PYTEST_ARGS=

@@ -25,7 +25,7 @@ from quire.compute.worker.model_runner import StepInputs
 from support.native_runs import FLOAT32
 
 BLOCK = 16
-MOST_BLOCKS, MOST_PROMPTS = 8, 4
+MOST_BLOCKS, MOST_PROMPTS = 16, 4
 SETTINGS = replace(FLOAT32, adapter_rank=32, num_threads=2)
 
 
@@ -61,6 +61,7 @@ class AdaptedModel:
         self, prompts: list[list[int]], adapters: list[str], starts: list[int] | None = None
     ) -> list[NDArray[np.float32]]:
         """Return the logits of every token that a step computes; prompt i lies in the blocks of place i of a group."""
+        assert len(prompts) <= MOST_PROMPTS and max(map(len, prompts)) <= MOST_BLOCKS * BLOCK
         starts = starts or [0] * len(prompts)
         counts = [len(prompt) - start for prompt, start in zip(prompts, starts, strict=True)]
         ends = np.cumsum([0, *counts])
