@@ -281,6 +281,7 @@ def test_what_is_no_message_ends_the_engine(folder: Path) -> None:
         process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stderr=subprocess.PIPE)
         theirs.close()
         ours.sendall((3).to_bytes(4, "little") + b"\xc1\xc1\xc1")
+        ours.shutdown(socket.SHUT_WR)  # the engine waits for it, up to its limit
         _, complaint = process.communicate(timeout=300)
         assert process.returncode == 1
         assert complaint.startswith(b"quire: error: ")
