@@ -17,7 +17,7 @@ from quire.compute.models import read_model
 from quire.compute.models.source import ModelFolder
 from quire.core.images import Image
 from support.image_jobs import run, workload
-from support.swaps import noted_swaps
+from support.swaps import lost_where_moved_out, noted_swaps
 from support.vision_models import SETTINGS, write_vision_model
 
 LONGEST = 300
@@ -83,7 +83,8 @@ def test_any_schedule_is_as_alone(model: Model, value: str) -> None:
 def test_preempted_is_as_alone(model: Model, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     swapped = noted_swaps(monkeypatch)
     settings: dict[str, Any] = {}
-    if value == "swap":  # and no cached blocks, which need not be moved back
+    if value == "swap":
+        lost_where_moved_out(monkeypatch)
         settings = {"swap_space": "4MiB", "enable_prefix_caching": False}
     jobs = [
         (prompt, images, replace(wanted, max_tokens=min(60, LONGEST - len(prompt))))
