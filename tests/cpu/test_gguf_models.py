@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -36,6 +35,7 @@ from quire.core.config import EngineConfig
 from quire.core.errors import CheckpointError, ModelError
 from quire.engine.factory import plan_engine
 from quire.instruments.bench.quality import ReadingEngine
+from support.gguf_errors import require_named
 from support.gguf_models import write_gguf
 
 DATA = Path(__file__).parents[1] / "golden" / "data"
@@ -405,18 +405,7 @@ def test_errors_name_the_tensors_of_the_file(form: str, tmp_path: Path) -> None:
     names = {stored(name) for name in expected_tensors(spec)}
     assert names == header.tensors.keys() - {*tensors_module.SETTINGS}
     assert stored("model.layers.0.unknown.weight") == "model.layers.0.unknown.weight"
-    for name in names:
-        layer = re.match(r"blk\.(\d+)\.", name)
-        if layer is None or int(layer[1]) % 2 == 0:
-            rest = {other: tensor for other, tensor in header.tensors.items() if other != name}
-            with pytest.raises(CheckpointError, match=rf"m\.gguf: tensors \(missing: {re.escape(name)}\) is "):
-                WeightReader(spec, GgufTensors(replace(header, tensors=rest)), "float32")
-            if layer is not None:
-                continue  # the tensors of the next layer have a wrong shape
-        size = 16 if header.tensors[name].shape[-1] == 8 else 8
-        short = replace(header.tensors[name], shape=(*header.tensors[name].shape[:-1], size))
-        with pytest.raises(CheckpointError, match=rf"wrong shape: {re.escape(name)} \[.*\] for \[.*\]\) is "):
-            WeightReader(spec, GgufTensors(replace(header, tensors={**header.tensors, name: short})), "float32")
+    require_named(header, spec, names, lambda tensor: 16 if tensor.shape[-1] == 8 else 8)
 
 
 def test_the_tables_of_a_file_are_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

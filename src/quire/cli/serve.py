@@ -1,7 +1,7 @@
 """`quire serve`: the server, for clients of OpenAI and Ollama.
 
-    settings ──► the engine's process starts ─────────────────────► builds the engine ──► ready
-                 this one imports the server, plans, listens ──────┘ the plan's settings
+    settings ──► the engine's process starts, and imports what engines need ──► builds the engine ──► ready
+                 meanwhile this process imports the server, plans, listens ──┘
 
 stdout shows the start-up table, the address as soon as the server listens, and a line when the model is loaded. Logs
 are written to stderr.
