@@ -11,11 +11,13 @@ import pytest
 
 from quire import LLM, SamplingParams
 from quire.cli import MISUSED, main
-from quire.cli.model_shapes import find_settings, known_models
+from quire.cli.model_shapes import find_settings
 from quire.core.byte_sizes import parse_bytes
 from quire.core.config import EngineConfig
 from quire.engine.factory import plan_engine
 from quire.engine.memory_plan import MemoryPlan
+from quire.simulate.hardware import known_hardware
+from quire.simulate.model_shape import known_models
 from support.tiny_checkpoint import write_tiny_llama, write_tiny_qwen3
 from support.tiny_recurrent import CONFIG
 
@@ -297,3 +299,10 @@ def test_two_ranks_hold_twice_as_much_and_are_less_than_twice_as_fast(capsys: py
     assert given["num_blocks"] == 2 * (8 << 30) // given["bytes_per_block"]
     (alone, shared) = (machine["one_stream"]["tokens_per_s"] for machine in (one, two))
     assert alone < shared < 2 * alone
+
+
+@pytest.mark.parametrize("command", ["plan", "simulate"])
+def test_help_lists_the_known_models_and_machines(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "--help"]) == 0
+    shown = "".join(capsys.readouterr().out.split())  # names are broken at hyphens
+    assert [name for name in (*known_models(), *known_hardware()) if name not in shown] == []

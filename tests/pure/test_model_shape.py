@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.cli.model_shapes import find_settings, find_shape, known_models, shape_of
+from quire.cli.model_shapes import find_settings, find_shape, shape_of
 from quire.compute.models import read_model
 from quire.compute.weights.decoder_weights import weight_bytes
 from quire.core.errors import CheckpointError, InvalidConfigError
 from quire.simulate.hardware import Hardware, find_hardware, known_hardware, parse_hardware
-from quire.simulate.model_shape import ModelShape, WeightCount, num_pairs, num_read
+from quire.simulate.model_shape import ModelShape, WeightCount, known_models, num_pairs, num_read
 from quire.simulate.roofline import Numbers, Roofline
 from support.spec_models import SPECS
 

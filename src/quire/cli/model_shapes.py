@@ -36,14 +36,7 @@ from quire.core.config import AUTO
 from quire.core.errors import ModelError
 from quire.core.kv_spec import RECURRENT, SHARED, KVCacheSpec, KVHeads
 from quire.guide import GUIDE_FOLDER
-from quire.simulate.model_shape import ModelShape, WeightCount
-
-MODELS_FOLDER = Path(__file__).parent.parent / "simulate" / "models"
-
-
-def known_models() -> tuple[str, ...]:
-    """Return the names of the models whose settings are kept here, sorted."""
-    return tuple(sorted(path.stem for path in MODELS_FOLDER.glob("*.json")))
+from quire.simulate.model_shape import MODELS_FOLDER, ModelShape, WeightCount, known_models
 
 
 def find_settings(model: str, images: str = AUTO) -> ModelSource:

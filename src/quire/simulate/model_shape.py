@@ -14,16 +14,23 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import MappingProxyType
 
 from quire.core.kv_spec import DTYPE_BYTES, RECURRENT, SHARED, KVCacheSpec, KVHeads
 from quire.core.setting_checks import require_int, require_one_of
 
+MODELS_FOLDER = Path(__file__).parent / "models"
 SCALE_BYTES = 4
 GROUP_BYTES = MappingProxyType({"int8_groups": 34, "int4": 20})
 """Bytes of 32 weights as codes, with their scales."""
 CODES = ("int8", *GROUP_BYTES)
 FLOAT_BYTES = 4
+
+
+def known_models() -> tuple[str, ...]:
+    """Return the names of the models whose settings are kept here, sorted."""
+    return tuple(sorted(path.stem for path in MODELS_FOLDER.glob("*.json")))
 
 
 @dataclass(frozen=True, slots=True)

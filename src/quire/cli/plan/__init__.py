@@ -25,6 +25,7 @@ from quire.core.kv_spec import USUAL_BLOCK_SIZE
 from quire.simulate.estimate import Objective
 from quire.simulate.hardware import Hardware, known_hardware
 from quire.simulate.lengths import Length, RequestLengths, sample_pairs
+from quire.simulate.model_shape import known_models
 from quire.simulate.planner import Choices
 from quire.simulate.workload.trace import REFUSE, SKIP, Trace
 
@@ -41,7 +42,7 @@ FIXED: Final = {"block_size": "block_sizes", "max_num_seqs": "sequences", "max_n
 DESCRIPTION: Final = (
     "Estimate whether MODEL fits into memory, how many requests run at once, how fast machines can serve them at "
     "most, and with which settings. MODEL is a folder, a config.json, a hub id, guide, or a known name: "
-    "deepseek-v2-lite, llama-3.1-8b, opt-13b, opt-175b, qwen3-0.6b. Only its settings are read."
+    f"{', '.join(known_models())}. Only its settings are read."
 )
 
 

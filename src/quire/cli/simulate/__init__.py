@@ -20,6 +20,7 @@ from quire.routing.router import LEAST_WORK, ROUTERS
 from quire.simulate.baselines import SYSTEMS
 from quire.simulate.faults import NOTICED_S
 from quire.simulate.hardware import known_hardware
+from quire.simulate.model_shape import known_models
 from quire.simulate.paper import FIGURES
 from quire.simulate.workload.arrivals import PATTERNS, POISSON
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 DESCRIPTION = (
     "Serve generated requests, or those of a trace, with the real scheduler and memory manager on a virtual "
     "clock, and show how long users wait and how the memory is used. MODEL is a folder, a config.json, a hub id, "
-    "guide, or a known name: deepseek-v2-lite, llama-3.1-8b, opt-13b, opt-175b, qwen3-0.6b. Only its settings are read."
+    f"guide, or a known name: {', '.join(known_models())}. Only its settings are read."
 )
 
 
