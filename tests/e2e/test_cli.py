@@ -452,6 +452,7 @@ def test_doctor_says_what_is_missing(monkeypatch: pytest.MonkeyPatch, capsys: py
     assert cli.main(["doctor", "--color", "never"]) == 1
     shown = capsys.readouterr().out
     assert "pip install numpy" in shown
+    assert "inacloneofquire:pipinstall--force-reinstall." in "".join(shown.split())
     assert "needs attention: numpy, compiled core" in shown
 
 

@@ -144,7 +144,8 @@ def _compiled_core() -> Finding:
     try:
         from quire._native import cpu_features, instruction_set
     except ImportError as error:
-        return Finding("compiled core", False, f"cannot be imported ({error}); pip install --force-reinstall quire")
+        text = f"cannot be imported ({error}); in a clone of quire: pip install --force-reinstall ."
+        return Finding("compiled core", False, text)
     features = ", ".join(name for name, is_there in cpu_features().items() if is_there)
     return Finding("compiled core", True, f"uses {instruction_set()}; the processor has {features or 'no extension'}")
 
@@ -175,7 +176,6 @@ def _gpu() -> list[Finding]:
     else:
         built = "for CPUs" if facts.torch_cuda is None else f"for CUDA {facts.torch_cuda}"
         torch = Finding("torch", True, f"{facts.torch} {built}, triton {facts.triton or 'not installed'}")
-    if facts.gpu is None:
-        return [torch, Finding("GPU", None, f"no NVIDIA GPU responds: {facts.silence}")]
     why = refusal(facts)
-    return [torch, Finding("GPU", None if why else True, f"{facts}; not used: {why}" if why else str(facts))]
+    text = why if facts.gpu is None else f"{facts}; not used: {why}" if why else str(facts)
+    return [torch, Finding("GPU", None if why else True, text)]
