@@ -54,7 +54,7 @@ test-gpu test-transformers test-long-gpu-yes: export OMP_WAIT_POLICY := passive
 .PHONY: test-native torch-yes torch-no test-torch-yes test-torch-no test-long-gpu-yes test-long-gpu-no check-format check-lint check-types check-imports check-native check-size
 
 help:  ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-17s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-17s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 demo: $(TO_RUN)  ## Run the demonstration
 	@$(BIN)/quire demo

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -83,3 +84,9 @@ def test_there_are_many() -> None:
     programs = [Path(words_of(text)[0]).name for _, text in EVERY]
     assert programs.count("quire") > 50
     assert programs.count("make") > 10
+
+
+def test_make_lists_every_target_that_has_a_help() -> None:
+    helped = re.findall(r"^([^\s:#]+):.*## ", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    shown = subprocess.run(["make", "help"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    assert [line.split()[1] for line in shown.splitlines()] == helped

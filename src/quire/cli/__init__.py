@@ -52,7 +52,7 @@ class Command(NamedTuple):
 COMMANDS = (
     Command("chat", "talk to a model", "quire.cli.chat"),
     Command("generate", "continue a prompt", "quire.cli.generate"),
-    Command("serve", "serve a model over HTTP, to clients of OpenAI and Ollama", "quire.cli.serve"),
+    Command("serve", "serve a model over HTTP, to clients of OpenAI, Anthropic and Ollama", "quire.cli.serve"),
     Command("cluster", "join machines to hold the engines of one model", "quire.cli.cluster"),
     Command("embed", "make vectors of texts", "quire.cli.embed"),
     Command("demo", "watch paged KV memory at work, in the terminal", "quire.cli.demo"),

@@ -1,4 +1,4 @@
-"""`quire serve`: the server, for clients of OpenAI and Ollama.
+"""`quire serve`: the server, for clients of OpenAI, Anthropic and Ollama.
 
     settings ──► the engine's process starts, and imports what engines need ──► builds the engine ──► ready
                  meanwhile this process imports the server, plans, listens ──┘
@@ -29,9 +29,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add the command `serve`. Mutates `subparsers`."""
     parser = subparsers.add_parser(
         "serve",
-        help="serve models over HTTP, to clients of OpenAI and Ollama",
-        description="Serve models over HTTP, to clients of OpenAI and Ollama. A single model is loaded at start and "
-        "stays loaded. Several models are loaded on demand, and unloaded after they have been idle for --keep-alive. "
+        help="serve models over HTTP, to clients of OpenAI, Anthropic and Ollama",
+        description="Serve models over HTTP, to clients of OpenAI, Anthropic and Ollama. A single model is loaded at "
+        "start and stays loaded. Several models are loaded on demand, and unloaded when idle for --keep-alive. "
         "On SIGTERM or Ctrl-C the server lets running requests finish; a second signal stops it at once.",
     )
     add_serve_options(parser)

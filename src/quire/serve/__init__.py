@@ -1,1 +1,1 @@
-"""The server, for clients of OpenAI and Ollama. Only this folder imports the web framework."""
+"""The server, for clients of OpenAI, Anthropic and Ollama. Only this folder imports the web framework."""

@@ -195,7 +195,7 @@ def _add_output(group: argparse._ArgumentGroup) -> None:
         nargs="+",
         action="extend",
         default=[],
-        help="run once per value of an engine setting, or of --system, --router, --replicas, --prompt-replicas",
+        help="run each value of an engine setting, --system, --router, --replicas, --least-replicas, --prompt-replicas",
     )
     group.add_argument("--json", metavar="FILE", help="write all results as JSON; -: print them instead of the table")
     group.add_argument("--csv", metavar="FILE", help="write memory use and queue length over time")

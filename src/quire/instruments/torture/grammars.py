@@ -131,4 +131,4 @@ def _ask(server: TortureServer, key: str, body: Form, *, timeout_s: float = 120.
     return ask(f"{server.url}/v1/completions", body, headers=headers, timeout_s=timeout_s)
 
 
-GRAMMARS = (Case("L9", "grammars that are dear to follow", dear_grammars),)
+GRAMMARS = (Case("L9", "grammars that are expensive to follow", dear_grammars),)
