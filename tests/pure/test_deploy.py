@@ -95,7 +95,7 @@ def test_the_services_name_files_that_exist_and_settings_that_there_are() -> Non
     quire = services["quire"]
     assert (DEPLOY / quire["build"]["context"] / quire["build"]["dockerfile"]).is_file()
     assert quire["read_only"] and quire["cap_drop"] == ["ALL"]
-    assert float(quire["stop_grace_period"].removesuffix("s")) > ServerConfig().drain_timeout_s
+    assert float(quire["stop_grace_period"].removesuffix("s")) > ServerConfig().drain_timeout_s + END_S
     known = {environment_name(name) for config in (EngineConfig, ServerConfig) for name in config.__dataclass_fields__}
     assert {entry.split("=")[0] for entry in quire["environment"]} <= known
     port = quire["ports"][0].rpartition(":")[2]
