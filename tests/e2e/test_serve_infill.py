@@ -57,7 +57,7 @@ def test_ollamas_clients_see_that_a_model_can_fill_in(server: RunningServer) -> 
 def test_other_files_are_shown_to_the_model(server: RunningServer) -> None:
     before = "<|repo_name|>unnamed\n<|file_sep|>a.py\nhello<|file_sep|>unnamed\n"
     expected = completed(server, before + PROMPT)["choices"][0]["text"]
-    extra = [{"filename": "a.py", "text": "hello"}]
+    extra = [{"filename": "a.py", "text": "hello", "time": [7, 5]}]  # editors tell when they took it
     fields = {"input_prefix": "the ", "input_suffix": " and", "input_extra": extra, "temperature": 0, "n_predict": 12}
     assert server.post("/infill", fields).value["content"] == expected
 
@@ -70,6 +70,8 @@ def test_what_editors_always_send_is_taken(server: RunningServer) -> None:
     }
     plain = server.post("/infill", fields).value["content"]
     assert server.post("/infill", fields | more).value["content"] == plain
+    ahead = {"n_predict": 0, "samplers": [], "input_prefix": "", "input_suffix": "", "prompt": ""}
+    assert server.post("/infill", fields | more | ahead).value["tokens_predicted"] == 0
 
 
 @pytest.mark.parametrize("mark", ["<|file_sep|>", "<|fim_prefix|>"])

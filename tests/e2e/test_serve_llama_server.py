@@ -103,6 +103,16 @@ def test_how_likely_tokens_were(server: RunningServer) -> None:
         assert 0 >= entry["logprob"] >= entry["top_logprobs"][2]["logprob"]
 
 
+def test_without_tokens_to_predict_only_the_prompt_is_computed(server: RunningServer) -> None:
+    prompt = "An editor that begins to write computes what comes before the cursor. " * 4
+    told = complete(server, prompt=prompt, n_predict=0, n_probs=1, return_tokens=True)
+    assert (told["content"], told["tokens"], told["stop_type"], told["tokens_predicted"]) == ("", [], "limit", 0)
+    assert "completion_probabilities" not in told
+    [event] = server.post("/completion", {"prompt": prompt, "n_predict": 0, "stream": True}).events
+    assert (event["content"], event["tokens"], event["stop"]) == ("", [], True)
+    assert event["timings"]["cache_n"] > 0, "the prompt is still in the cache"
+
+
 def test_penalties_look_at_the_last_tokens(server: RunningServer) -> None:
     whole, usual, short = (
         complete(server, repeat_penalty=1.8, repeat_last_n=n, return_tokens=True)["tokens"] for n in (-1, 64, 2)
@@ -129,7 +139,7 @@ def test_biases_in_both_forms(server: RunningServer) -> None:
         ({"mirostat": 2}, "mirostat"),
         ({"typical_p": 0.5}, "typical_p"),
         ({"n_cmpl": 2}, "n_cmpl is not supported: call /v1/completions with n"),
-        ({"n_predict": 0}, "n_predict"),
+        ({"n_predict": -3}, "n_predict"),
         ({"grammar": "root ::= b"}, "the rule b is not defined"),
         ({"grammar": "root ::= root"}, "grammar is 'root ::= root'; allowed: a grammar that can be compiled: no text"),
         ({"grammar": 'root ::= "a"', "json_schema": {}}, "none, because json_schema is set"),

@@ -59,20 +59,21 @@ class LlamaReply:
 
     def _part(self, output: CompletionDelta, counts: TokenCounts, *, is_whole: bool = False) -> LlamaCompletion:
         """Return an answer, or a part of one; the last part has the finish reason. Does not mutate."""
-        is_last = output.finish_reason is not None
-        shows_tokens = self._fields.return_tokens or not is_whole
+        is_last, writes_nothing = output.finish_reason is not None, self._generation.request.prompts_only
+        shows_tokens = (self._fields.return_tokens or not is_whole) and not writes_nothing
         part: dict[str, Any] = {
-            "content": output.text,
+            "content": "" if writes_nothing else output.text,
             "tokens": list(output.token_ids) if shows_tokens else [],
             "stop": is_last,
             "tokens_predicted": counts.output,
             "tokens_evaluated": counts.prompt,
-            "completion_probabilities": self._probabilities(output),
+            "completion_probabilities": UNSET if writes_nothing else self._probabilities(output),
         }
         if not is_last:
             return LlamaCompletion(**part)
-        word = output.stop_reason if isinstance(output.stop_reason, str) else ""
-        stop_type: StopType = "limit" if output.finish_reason == "length" else "word" if word else "eos"
+        ends_by_length = writes_nothing or output.finish_reason == "length"
+        word = output.stop_reason if isinstance(output.stop_reason, str) and not ends_by_length else ""
+        stop_type: StopType = "limit" if ends_by_length else "word" if word else "eos"
         return LlamaCompletion(
             **part,
             model=shown_model(self._fields, self._generation),

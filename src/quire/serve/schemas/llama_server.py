@@ -85,7 +85,7 @@ class LlamaTextFields(StreamFields, kw_only=True, forbid_unknown_fields=True):
     post_sampling_probs: bool | None = None
     response_fields: list[str] | None = None
     return_progress: bool | None = None
-    samplers: list[str] | None = None
+    samplers: str | list[str] | None = None
     sse_ping_interval: float | None = None
     timings_per_token: bool | None = None
     xtc_threshold: float | None = None
@@ -98,10 +98,11 @@ class LlamaCompletionRequest(LlamaTextFields, kw_only=True, forbid_unknown_field
 
 
 class LlamaFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A file, or a part of one."""
+    """A file, or a part of one. `time`, when an editor took it, changes nothing."""
 
     text: str
     filename: str = ""
+    time: Any = None
 
 
 class LlamaInfillRequest(LlamaTextFields, kw_only=True, forbid_unknown_fields=True):

@@ -70,6 +70,7 @@ def _request(fields: LlamaTextFields, services: Services, prompt: str | list[int
         sampling=_sampling(fields, services.model.get_default_sampling_params(), held),
         names={**NAMES, "grammar": held.field},
         sent_grammar=held.sent,
+        prompts_only=fields.n_predict == 0,
     )
 
 
@@ -87,7 +88,8 @@ def _sampling(fields: LlamaTextFields, defaults: SamplingParams, held: Held) -> 
     }
     if fields.seed in RANDOM_SEED:
         del given["seed"]
-    given["max_tokens"] = None if fields.n_predict in NO_LIMIT else fields.n_predict
+    # With 0 only the prompt is wanted; the engine generates at least one token, which is not shown.
+    given["max_tokens"] = None if fields.n_predict in NO_LIMIT else fields.n_predict or 1
     if fields.logit_bias:
         given["logit_bias"] = _biases(fields.logit_bias)
     given |= {"logprobs": fields.n_probs or None, "grammar": held.grammar}
