@@ -37,12 +37,16 @@ class TemplateFormat:
 
 
 def with_all_fields(tools: Sequence[Message] | None) -> Sequence[Message] | None:
-    """Return tools with a description and parameters, for templates that require both. Does not mutate."""
+    """Return tools with a description and parameters, for templates that require both. Does not mutate.
+
+    The keys that a client sent stay first, in its order: some templates write the whole object, as models saw it in
+    training, with the name first.
+    """
     if tools is None:
         return None
     functions = [{key: value for key, value in tool["function"].items() if value is not None} for tool in tools]
     default = {"description": "", "parameters": NO_PARAMETERS}
-    return [{**tool, "function": default | function} for tool, function in zip(tools, functions, strict=True)]
+    return [{**tool, "function": function | default | function} for tool, function in zip(tools, functions, strict=True)]
 
 
 def with_calls_as_text(message: Message, shape: CallShape, write: Callable[[Mapping[str, Any]], str]) -> Message:
