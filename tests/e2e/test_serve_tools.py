@@ -251,6 +251,16 @@ def test_the_round_of_a_call(server: RunningServer) -> None:
     assert (answer.status, answer.error["param"]) == (400, "messages[2].tool_call_id")
 
 
+@pytest.mark.parametrize("server", ["phi4"], indirect=True)  # whose tools are in the system message
+def test_a_prompt_is_counted_and_warmed_as_a_chat_has_it(server: RunningServer) -> None:
+    computed = chat(server, max_tokens=1, return_token_ids=True).value["prompt_token_ids"]
+    conversation = {"messages": MESSAGES, "tools": TOOLS}
+    assert server.post("/tokenize", conversation).value["tokens"] == computed
+    [warmed] = server.post("/cache/warm", conversation).value["data"]
+    assert warmed["prompt_tokens"] == len(computed)
+    assert warmed["cached_tokens_before"] > 0, "it is not the prompt of the chat"
+
+
 @pytest.mark.parametrize("server", SOME_FORMATS, indirect=True)
 def test_a_response_that_calls(server: RunningServer) -> None:
     tools = [{"type": "function", **tool["function"]} for tool in TOOLS]

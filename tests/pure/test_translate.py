@@ -465,13 +465,14 @@ def test_tokens_to_decode_are_those_of_the_model(token_ids: list[int], message: 
 
 
 def test_what_is_to_be_encoded_is_a_text_or_a_conversation() -> None:
-    assert text_to_encode(TokenizeRequest(prompt=""), TOKENIZER) == ""
+    config = services(TOKENIZER).config
+    assert text_to_encode(TokenizeRequest(prompt=""), TOKENIZER, config) == ""
     messages = [{"role": "user", "content": "a"}]
-    found = text_to_encode(TokenizeRequest(messages=messages, add_generation_prompt=False), TOKENIZER)
-    assert found == (messages, ChatOptions(False, None, {}))
+    found = text_to_encode(TokenizeRequest(messages=messages, add_generation_prompt=False), TOKENIZER, config)
+    assert found == (messages, ChatOptions(False, None, {}), None)
     for both in (TokenizeRequest(), TokenizeRequest(prompt="a", messages=messages)):
         with pytest.raises(InvalidRequestError, match="either a text or messages, not both"):
-            text_to_encode(both, TOKENIZER)
+            text_to_encode(both, TOKENIZER, config)
     assert required_tokenizer(services(TOKENIZER)) is TOKENIZER
     with pytest.raises(ApiError, match="prompt is not supported: this server has no tokenizer"):
         required_tokenizer(services(None))

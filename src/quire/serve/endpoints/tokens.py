@@ -32,7 +32,7 @@ async def tokenize(request: Request) -> Response:
 
 async def _tokenized(fields: TokenizeRequest, services: Services, context: RequestContext) -> Response:
     tokenizer = required_tokenizer(services)
-    given, special = text_to_encode(fields, tokenizer), fields.add_special_tokens is not False
+    given, special = text_to_encode(fields, tokenizer, services.config), fields.add_special_tokens is not False
     if isinstance(given, str):
         token_ids = await encoded(services, context, tokenizer, given, add_special_tokens=special)
     else:

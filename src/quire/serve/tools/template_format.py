@@ -46,7 +46,7 @@ def with_all_fields(tools: Sequence[Message] | None) -> Sequence[Message] | None
         return None
     functions = [{key: value for key, value in tool["function"].items() if value is not None} for tool in tools]
     default = {"description": "", "parameters": NO_PARAMETERS}
-    return [{**tool, "function": function | default | function} for tool, function in zip(tools, functions, strict=True)]
+    return [{**tool, "function": own | default | own} for tool, own in zip(tools, functions, strict=True)]
 
 
 def with_calls_as_text(message: Message, shape: CallShape, write: Callable[[Mapping[str, Any]], str]) -> Message:

@@ -12,6 +12,7 @@ from quire.serve.schemas.cache import MAX_PROMPTS, CacheExportRequest, CacheProm
 from quire.serve.services import Services
 from quire.serve.translate.completions import prompts_of
 from quire.serve.translate.conversation import chat_options, require_plain_messages, with_ending
+from quire.serve.translate.tools import unanswered_form
 
 ONE_TOKEN: Final = SamplingParams(max_tokens=1, temperature=0)
 
@@ -28,10 +29,12 @@ def cache_request(fields: CachePromptFields, services: Services) -> GenerationRe
 def _of_messages(fields: CachePromptFields, services: Services) -> GenerationRequest:
     messages = fields.messages or []
     require_plain_messages(messages)
-    options = chat_options(services.model.tokenizer, fields.chat_template_kwargs, tools=fields.tools)
+    tokenizer = services.model.tokenizer
+    choice, form = unanswered_form(services.config, tokenizer, fields.tools)
+    options = chat_options(tokenizer, fields.chat_template_kwargs, tools=choice.shown)
     options = with_ending(options, fields.add_generation_prompt, fields.continue_final_message)
     names = {"prompt": "messages", "template_variables": "chat_template_kwargs"}
-    return GenerationRequest([messages], ONE_TOKEN, names, chat=options, prompts_only=True)
+    return GenerationRequest([messages], ONE_TOKEN, names, chat=options, form=form, prompts_only=True)
 
 
 def _of_prompts(fields: CachePromptFields) -> GenerationRequest:

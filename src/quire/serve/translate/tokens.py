@@ -9,10 +9,13 @@ from quire.core.validate import RequestLimits
 from quire.engine.text.chat_template import ChatOptions
 from quire.engine.text.prompts import Message
 from quire.engine.text.tokenizer import Tokenizer
+from quire.serve.answer_form import AnswerForm
+from quire.serve.config import ServerConfig
 from quire.serve.errors import unsupported
 from quire.serve.schemas.tokens import TokenizeRequest
 from quire.serve.services import Services
 from quire.serve.translate.conversation import chat_options, require_plain_messages, with_ending
+from quire.serve.translate.tools import unanswered_form
 
 
 def required_tokenizer(services: Services) -> Tokenizer:
@@ -23,17 +26,20 @@ def required_tokenizer(services: Services) -> Tokenizer:
     return tokenizer
 
 
-def text_to_encode(fields: TokenizeRequest, tokenizer: Tokenizer) -> str | tuple[Sequence[Message], ChatOptions]:
-    """Return the text to encode, or a conversation and its template options. Does not mutate."""
+def text_to_encode(
+    fields: TokenizeRequest, tokenizer: Tokenizer, config: ServerConfig
+) -> str | tuple[Sequence[Message], ChatOptions, AnswerForm | None]:
+    """Return the text to encode, or a conversation, its template options and its form. Does not mutate."""
     if (fields.prompt is None) == (fields.messages is None):
         raise InvalidRequestError("prompt", fields.prompt, "either a text or messages, not both")
     if fields.prompt is not None:
         return fields.prompt
     messages = fields.messages or []
-    options = chat_options(tokenizer, fields.chat_template_kwargs, tools=fields.tools)
+    choice, form = unanswered_form(config, tokenizer, fields.tools)
+    options = chat_options(tokenizer, fields.chat_template_kwargs, tools=choice.shown)
     options = with_ending(options, fields.add_generation_prompt, fields.continue_final_message)
     require_plain_messages(messages)
-    return messages, options
+    return messages, options, form
 
 
 def require_token_ids(token_ids: Sequence[int], limits: RequestLimits) -> None:

@@ -73,6 +73,17 @@ def answer_form(config: ServerConfig, tokenizer: Tokenizer | None, choice: ToolC
     return AnswerForm(choice, tools, reasoning, tokenizer, adapt)
 
 
+def unanswered_form(
+    config: ServerConfig, tokenizer: Tokenizer | None, tools: list[dict[str, Any]] | None
+) -> tuple[ToolChoice, AnswerForm | None]:
+    """Return the tools of a prompt that nobody answers, and the form that adapts it as that of a chat; raises as those.
+
+    Does not mutate.
+    """
+    choice = tool_choice_of(tools, "none", None)
+    return choice, answer_form(config, tokenizer, choice)
+
+
 def _why_no_calls(config: ServerConfig, tokenizer: Tokenizer | None) -> str:
     if config.tool_format == NONE:
         return TOOLS_OFF
