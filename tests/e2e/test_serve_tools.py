@@ -644,8 +644,11 @@ def test_the_marks_stay_in_the_text_where_that_is_wanted(tmp_path: Path) -> None
 
 
 def test_clients_may_send_reasoning_back(thinker: RunningServer) -> None:
-    messages = [*MESSAGES, {"role": "assistant", "content": "Yes.", "reasoning_content": "Why not?"}, *MESSAGES]
-    assert chat(thinker, messages=messages, tools=None, max_tokens=1).value["choices"]
+    cut_off = chat(thinker, tools=None, max_tokens=2).value["choices"][0]["message"]
+    assert cut_off["content"] is None and cut_off["reasoning_content"]
+    for said in ({"role": "assistant", "content": "Yes.", "reasoning_content": "Why not?"}, cut_off):
+        messages = [*MESSAGES, said, *MESSAGES]
+        assert chat(thinker, messages=messages, tools=None, max_tokens=1).value["choices"]
 
 
 def test_openai_errors_are_errors_of_the_client(guide: RunningServer) -> None:

@@ -144,6 +144,17 @@ def test_a_tool_call_has_its_arguments_parsed():
     assert "content" not in call
     assert after == answer
     assert CALL["function"]["arguments"] == '{"a": [1, "é"]}'  # the client's own data stays as it is
+    for none in (None, "", {}):
+        [call] = validate_messages(
+            [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": none}}]}]
+        )
+        assert call["tool_calls"][0]["function"] == {"name": "f", "arguments": {}}
+
+
+@pytest.mark.parametrize("fields", [{}, {"content": None}, {"tool_calls": []}, {"reasoning_content": "Hm."}])
+def test_an_answer_without_text_may_be_sent_back(fields):
+    [message] = validate_messages([{"role": "assistant", **fields}])
+    assert message == {"role": "assistant", "content": "", **{k: v for k, v in fields.items() if k[0] == "r"}}
 
 
 def with_content(content: object) -> list[object]:
@@ -175,8 +186,7 @@ def nested(depth: int) -> object:
         ([{"role": "root", "content": "Hi"}], "messages[0].role"),
         ([{"role": ["user"], "content": "Hi"}], "messages[0].role"),
         ([{"role": "user"}], "messages[0].content"),
-        ([{"role": "assistant", "content": None}], "messages[0].content"),
-        ([{"role": "assistant", "content": None, "tool_calls": []}], "messages[0].content"),
+        ([{"role": "assistant", "content": 3}], "messages[0].content"),
         (with_content(None), "messages[1].content"),
         (with_content(3), "messages[1].content"),
         (with_content({"type": "text", "text": "a"}), "messages[1].content"),

@@ -201,10 +201,14 @@ def _message(message: object, where: str, arguments: _Arguments, images: bool) -
         raise InvalidRequestError(f"{where}.role", role, f"one of {', '.join(ROLES)}")
     if "tool_calls" in plain:
         plain["tool_calls"] = _tool_calls(plain["tool_calls"], f"{where}.tool_calls", arguments)
+        if not plain["tool_calls"]:
+            del plain["tool_calls"]  # some templates only look whether there is a list
     if role == "tool" and not (isinstance(plain.get("tool_call_id"), str) and plain["tool_call_id"]):
         raise InvalidRequestError(f"{where}.tool_call_id", plain.get("tool_call_id"), "the id of the call it answers")
-    if "content" in plain or not (role == "assistant" and plain.get("tool_calls")):
+    if "content" in plain or role != "assistant":
         plain["content"] = _content(plain.get("content"), f"{where}.content", images)
+    elif "tool_calls" not in plain:
+        plain["content"] = ""  # the answer was only reasoning, or nothing; templates need a text
     return plain
 
 
@@ -239,7 +243,8 @@ def _tool_calls(calls: object, where: str, arguments: _Arguments) -> list[object
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise InvalidRequestError(f"{where}[{index}]", call, "an object with function.name and function.arguments")
         place = f"{where}[{index}].function.arguments"
-        plain = arguments.read(function.pop("arguments", {}), place)
+        given = function.pop("arguments", None)
+        plain = arguments.read("" if given is None else given, place)
         call["function"] = {"name": function.pop("name"), "arguments": plain, **function}  # in models' order
     return calls
 

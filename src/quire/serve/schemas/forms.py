@@ -88,8 +88,8 @@ CALL: Final = tagged(
 CHAT_MESSAGE: Final = any_of(
     message(ROLE, tagged("text", {"text": STRING})),
     object_of(
-        {"role": {"const": "assistant"}, "tool_calls": list_of(CALL, minItems=1), "content": any_of(STRING, NULL)},
-        ["role", "tool_calls"],
+        {"role": {"const": "assistant"}, "tool_calls": list_of(CALL), "content": any_of(STRING, NULL)},
+        ["role"],
     ),
     object_of({"role": {"const": "tool"}, "tool_call_id": TEXT, "content": STRING}),
 )
