@@ -209,6 +209,14 @@ def test_calls_without_results_and_results_without_calls_stay_in_order() -> None
     assert [call["id"] for call in messages[0]["tool_calls"]] == ["1", "2", "1"]
 
 
+def test_calls_of_later_answers_may_have_the_same_ids() -> None:
+    turn = [{"role": "assistant", "tool_calls": [call("0", "add"), call("1", "now")]}]
+    turn += [{"role": "tool", "tool_call_id": own_id, "content": "3"} for own_id in "01"]
+    once, _ = HARMONY.adapt(turn, None)
+    assert [message["role"] for message in once] == ["assistant", "tool"] * 2
+    assert HARMONY.adapt([*turn, *turn], None)[0] == [*once, *once]
+
+
 @given(
     st.lists(
         st.one_of(
@@ -230,7 +238,9 @@ def test_each_call_takes_its_later_results_along(kinds: list[Any]) -> None:
         first, *left = left
         calls = first.get("tool_calls", [])
         for each in calls[:-1]:
-            results = [message for message in left if message.get("tool_call_id") == each["id"]]
+            is_again = [any(later["id"] == each["id"] for later in message.get("tool_calls", [])) for message in left]
+            own = left[: is_again.index(True)] if True in is_again else left
+            results = [message for message in own if message.get("tool_call_id") == each["id"]]
             expected += [{"role": "assistant", "tool_calls": [each]}, *results]
             left = [message for message in left if message not in results]
         expected.append({"role": "assistant", "tool_calls": calls[-1:]} if calls else first)

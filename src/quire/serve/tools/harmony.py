@@ -274,12 +274,18 @@ class HarmonyFormat(TemplateFormat):
 
 
 def _with_one_call_each(messages: Sequence[Message], tools: Sequence[Message] | None) -> Conversation:
-    """Return the conversation with one call in a message, and reasoning as `thinking`. Does not mutate."""
+    """Return the conversation with one call in a message, and reasoning as `thinking`. Does not mutate.
+
+    A result belongs to the last call before it that has its id: some clients number the calls of each answer from 0.
+    """
     found, moved = list[Message](), set[int]()
-    results: dict[object, list[int]] = {}
+    callers: dict[object, int] = {}
+    results: dict[tuple[int, object], list[int]] = {}
     for index, message in enumerate(messages):
-        if isinstance(message.get("tool_call_id"), str):
-            results.setdefault(message["tool_call_id"], []).append(index)
+        callers |= {str(call.get("id", "")): index for call in message.get("tool_calls", [])}
+        own_id = message.get("tool_call_id")
+        if isinstance(own_id, str) and own_id in callers:
+            results.setdefault((callers[own_id], own_id), []).append(index)
     for index, whole in enumerate(messages):
         if index in moved:
             continue
@@ -287,7 +293,7 @@ def _with_one_call_each(messages: Sequence[Message], tools: Sequence[Message] | 
         for call in calls[:-1]:
             found.append(_with_thinking({**message, "tool_calls": [call]}))
             message = {"role": "assistant"}
-            later = [each for each in results.pop(str(call.get("id", "")), ()) if each > index]
+            later = results.pop((index, str(call.get("id", ""))), ())
             found += [messages[each] for each in later]
             moved.update(later)
         found.append(_with_thinking({**message, "tool_calls": calls[-1:]} if calls else message))
