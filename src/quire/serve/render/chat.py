@@ -11,7 +11,7 @@ from quire.engine.outputs import CompletionDelta
 from quire.serve.errors import ApiError
 from quire.serve.reader import AnswerReader, ReadAnswer
 from quire.serve.render.answer import chunks, shown_id, shown_model, shown_reason, usage_of
-from quire.serve.render.events import Envelope, error_event
+from quire.serve.render.events import NOTHING, Envelope, error_event
 from quire.serve.render.logprobs import TokenNames, content_logprobs, prompt_logprobs, written
 from quire.serve.run.generation import Generation, Results
 from quire.serve.schemas.chat import (
@@ -70,9 +70,8 @@ class ChatAnswer:
         generation = self._generation
         model = shown_model(self._fields, generation)
         fixed: dict[str, object] = {"id": self._id, "object": CHUNK, "created": generation.created_s, "model": model}
-        if self._fields.return_token_ids:
-            fixed["prompt_token_ids"] = self._prompt_ids()
-        envelope = Envelope(fixed, tells_usage=generation.request.stream_usage[0])
+        prompt = {"prompt_token_ids": self._prompt_ids()} if self._fields.return_token_ids else NOTHING
+        envelope = Envelope(fixed, tells_usage=generation.request.stream_usage[0], once=prompt)
         return chunks(generation, envelope, self._new_choices)
 
     def failed(self, error: ApiError) -> bytes:

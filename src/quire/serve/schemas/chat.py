@@ -123,7 +123,7 @@ class ChatCompletion(msgspec.Struct, frozen=True):
 
 
 class ChatCompletionChunk(msgspec.Struct, frozen=True):
-    """One event of a stream."""
+    """One event of a stream; only the first has the ids of the prompt."""
 
     id: str
     object: Literal["chat.completion.chunk"]
