@@ -152,6 +152,8 @@ def test_operators_load_and_unload_below_the_root_only(folder: Path, tmp_path: P
         refused = {
             ("mine", "other"): (409, "name_is_used"),
             ("guide", "one"): (409, "name_is_used"),
+            ("guide:latest", "one"): (409, "name_is_used"),
+            ("mine:latest", "one"): (409, "name_is_used"),
             ("a name", "one"): (400, "invalid_value"),
             ("x", "bad"): (400, "invalid_value"),
             ("x", ""): (400, "invalid_value"),

@@ -29,7 +29,8 @@ async def load_adapter(request: Request) -> Response:
     fields, services = await fields_of(request, LoadAdapterRequest)
     services.gate.require_ready()
     name, model = fields.lora_name, services.model
-    if name in services.model_names:
+    models: ModelSet = request.app.state.models
+    if models.is_taken(services, name):
         raise name_is_used(name)
     is_used = name in model.adapters
     try:

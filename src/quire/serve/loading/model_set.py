@@ -143,6 +143,15 @@ class ModelSet:
         """Return the adapter that a name refers to, or None for the model itself. Does not mutate."""
         return next((each for each in services.adapter_names if name is not None and same_model(name, each)), None)
 
+    def is_taken(self, services: Services, name: str) -> bool:
+        """Return whether an adapter of a model could take calls from another model or adapter. Does not mutate.
+
+        A name may be loaded again, because that of the same adapter is no change.
+        """
+        own = {name} & {*services.adapter_names}
+        others = [each for served in self.models for each in (*served.model_names, *served.adapter_names)]
+        return any(same_model(name, each) for each in others if each not in own)
+
     def closed(self) -> ApiError | None:
         """Return the error answer if the server can serve no model at the moment, else None. Does not mutate."""
         if self.is_draining:
