@@ -55,6 +55,23 @@ def test_a_tenant_has_one_thread_and_others_have_theirs(work: Work) -> None:
     asyncio.run(run())
 
 
+def test_a_system_without_threads_for_a_moment_does_not_end_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def run() -> None:
+        pool = TenantPool("test", num_threads=1)
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", fail)
+            with pytest.raises(RuntimeError, match="can't start"):
+                await pool.run("a", lambda: None)
+        assert not pool.num_waiting
+        assert await asyncio.wait_for(pool.run("a", lambda: "done"), 20) == "done"
+        pool.close()
+
+    asyncio.run(run())
+
+
 def test_tenants_take_turns_at_one_thread(work: Work) -> None:
     async def run() -> None:
         pool = TenantPool("test", num_threads=1)

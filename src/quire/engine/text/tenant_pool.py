@@ -86,14 +86,15 @@ class TenantPool:
         with self._changed:
             if self._is_closed:
                 raise ExecutionError(CLOSED)
-            jobs = self._waiting.setdefault(job.tenant, deque())
-            if self._max_waiting is not None and len(jobs) >= self._max_waiting:
-                raise TooManyJobsError(f"{len(jobs)} jobs of this tenant are already waiting")
-            jobs.append(job)
+            num_waiting = len(self._waiting.get(job.tenant, ()))
+            if self._max_waiting is not None and num_waiting >= self._max_waiting:
+                raise TooManyJobsError(f"{num_waiting} jobs of this tenant are already waiting")
             if len(self._threads) < self._num_threads:
                 name = f"{self._name}-{len(self._threads)}"
-                self._threads.append(threading.Thread(target=self._work, name=name, daemon=True))
-                self._threads[-1].start()
+                thread = threading.Thread(target=self._work, name=name, daemon=True)
+                thread.start()  # it may fail: then the next job tries again, and no job waits for a thread that is not
+                self._threads.append(thread)
+            self._waiting.setdefault(job.tenant, deque()).append(job)
             self._changed.notify()
 
     def _take_back(self, job: _Job) -> None:
