@@ -424,6 +424,18 @@ def test_a_call_that_is_cut_off_or_too_deep_is_left_out(arguments: str) -> None:
     assert (whole["content"], whole["stop_reason"]) == (text("Well."), "max_tokens")
 
 
+def test_a_call_that_a_stop_sequence_cuts_off_asks_for_no_result() -> None:
+    cut = ended('Well. <tool_call>\n{"name": "add", "arguments": {"a": ', stop_reason="END")
+
+    def make() -> Generation:
+        return generation_of([[delta(cut, generated=9)]], tokenizer=TOKENIZER, form=form("auto"))
+
+    whole = whole_of(make(), stop_sequences=["END"])
+    assert (whole["content"], whole["stop_reason"], whole["stop_sequence"]) == (text("Well."), "stop_sequence", "END")
+    [*_, last, _] = events_of(make(), stop_sequences=["END"])
+    assert last["delta"] == {"stop_reason": "stop_sequence", "stop_sequence": "END"}
+
+
 def test_the_model_and_the_id_are_those_of_the_client() -> None:
     make = [[delta(ended("a"))]]
     answer = whole_of(generation_of(make), model="chosen", request_id="mine")

@@ -127,7 +127,7 @@ class MessageReply:
         """Return the stop reason, and the stop sequence if there was one. Does not mutate."""
         if output.finish_reason == "length":
             return ("max_tokens" if counts.output >= self._fields.max_tokens else "model_context_window_exceeded"), None
-        if any(block.kind == "tool_use" for block in self._blocks):
+        if any(isinstance(self._shown(block), ToolUseBlock) for block in self._blocks):
             return "tool_use", None
         stop = output.stop_reason
         if isinstance(stop, str) and stop in (self._fields.stop_sequences or ()):
