@@ -51,7 +51,7 @@ def test_who_may_be_called() -> None:
         ([tool(None)], None, "tools[0].function.name"),
         ([tool("")], None, "tools[0].function.name"),
         ([tool("a b")], None, "tools[0].function.name"),
-        ([tool("a" * 65)], None, "tools[0].function.name"),
+        ([tool("a" * 129)], None, "tools[0].function.name"),
         ([tool("é")], None, "tools[0].function.name"),
         ([tool(description=3)], None, "tools[0].function.description"),
         ([tool(strict="yes")], None, "tools[0].function.strict"),

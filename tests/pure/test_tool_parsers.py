@@ -16,7 +16,7 @@ from quire.engine.text.tokenizer import Tokenizer
 from quire.serve.reader import AnswerReader, ReadAnswer
 from quire.serve.reasoning import COMMAND, THINK, create_reasoning_format
 from quire.serve.tools import TOOL_FORMATS, create_tool_format
-from quire.serve.tools.base import Event, Text, Thinking, Tool, ToolFormat, merged
+from quire.serve.tools.base import MAX_NAME_LENGTH, Event, Text, Thinking, Tool, ToolFormat, merged
 from quire.serve.tools.json_format import JsonFormat
 from support.growth import is_linear
 from support.pieces import cut, parsed
@@ -25,7 +25,7 @@ from support.tiny_tokenizer import byte_level
 JSON_FORMATS = [each for each in TOOL_FORMATS if isinstance(each, JsonFormat)]
 """Formats whose calls are JSON; the others have tests in files of their own."""
 
-NAMES = ("add", "get_weather", "x-1")
+NAMES = ("add", "get_weather", "x-1", "mcp__" + "x" * (MAX_NAME_LENGTH - 5))
 TOOLS = [Tool(name, {}) for name in NAMES]
 TAGS = ("qwen3_coder", "seed", "glm45")
 Call = tuple[str, str]

@@ -50,7 +50,7 @@ PROMPT: Final[Schema] = {
 }
 
 # tools
-TOOL_NAME: Final[Schema] = {"type": "string", "pattern": "^[a-zA-Z0-9_-]{1,64}$"}
+TOOL_NAME: Final[Schema] = {"type": "string", "pattern": "^[a-zA-Z0-9_-]{1,128}$"}
 TOOL: Final[Schema] = {
     "name": TOOL_NAME,
     "description": {"type": ["string", "null"]},

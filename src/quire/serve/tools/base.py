@@ -29,6 +29,9 @@ Mark = Callable[[str], str]
 MAX_CALLS: Final = 32
 """Maximum calls in one answer: a small model that must call something would not stop on its own."""
 
+MAX_NAME_LENGTH: Final = 128
+"""Of a function: the limit of Anthropic, which is above that of OpenAI (64). Claude Code makes long names."""
+
 SPACE: Final = " \t\r\n"
 MAX_SPACE: Final = 1024
 """Maximum space that a parser holds back."""

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from quire.serve.tools.base import (
+    MAX_NAME_LENGTH,
     MAX_PIECE,
     MAX_SPACE,
     SPACE,
@@ -38,7 +39,6 @@ from quire.serve.tools.base import (
 )
 from quire.serve.tools.rules import arguments_schema, free_text, literal, pattern, repeated, text_before
 
-MAX_NAME_LENGTH: Final = 64
 NAME_LETTERS: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
 _KEYS: Final = ("arguments", "parameters")
 

@@ -14,7 +14,7 @@ from quire.serve.errors import unsupported
 from quire.serve.reasoning import create_reasoning_format
 from quire.serve.schemas.forms import MAX_TOOLS
 from quire.serve.tools import NONE, TOOL_FORMATS, create_tool_format
-from quire.serve.tools.base import MAX_CALLS, Mode, Tool, ToolChoice
+from quire.serve.tools.base import MAX_CALLS, MAX_NAME_LENGTH, Mode, Tool, ToolChoice
 
 NO_PARAMETERS: Final[Mapping[str, Any]] = {"type": "object", "properties": {}, "additionalProperties": False}
 IGNORE: Final = 'set tool_choice to "none" to ignore the tools'
@@ -24,7 +24,7 @@ UNKNOWN_CALLS: Final = (
     "the chat template of this model shows tools, but not in which format the model writes calls. If it is one of "
     f"{', '.join(each.name for each in TOOL_FORMATS)}, start the server with --tool-format NAME; otherwise {IGNORE}"
 )
-_NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_NAME: Final = re.compile(rf"[a-zA-Z0-9_-]{{1,{MAX_NAME_LENGTH}}}")
 
 _MODES: Final[tuple[Mode, ...]] = ("none", "auto", "required")
 
@@ -98,7 +98,7 @@ def _tool(tool: Mapping[str, Any], where: str) -> Tool:
         raise InvalidRequestError(place, function, "an object with name, description and parameters")
     name, description = function.get("name"), function.get("description")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise InvalidRequestError(f"{place}.name", name, "1 to 64 letters, digits, _ and -")
+        raise InvalidRequestError(f"{place}.name", name, f"1 to {MAX_NAME_LENGTH} letters, digits, _ and -")
     if not (description is None or isinstance(description, str)):
         raise InvalidRequestError(f"{place}.description", description, "a text")
     strict = function.get("strict")
