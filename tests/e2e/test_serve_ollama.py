@@ -335,7 +335,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "options.num_predictt is not a field of this request; did you mean options.num_",
     ),
     ({"options": {"num_predict": -3}}, "options.num_predict is -3"),
-    ({"options": {"num_predict": "3"}}, "options.num_predict: Expected `int | null`"),
+    ({"options": {"num_predict": "3"}}, "options.num_predict: Expected `int | float | null`"),
     ({"options": {"temperature": -1}}, "options.temperature is -1"),
     ({"options": {"top_k": -2}}, "options.top_k is -2"),
     ({"options": {"top_p": 1.5}}, "options.top_p is 1.5"),

@@ -95,6 +95,16 @@ def test_every_option_is_mapped_refused_or_about_loading() -> None:
                 assert error.detail.code == "invalid_type"
 
 
+def test_a_whole_number_may_have_a_point() -> None:
+    sampling = asked({"options": {"num_predict": 5.0, "top_k": 3.0, "num_ctx": 8.0}}).sampling
+    assert (sampling.max_tokens, sampling.top_k) == (5, 3)
+    assert type(sampling.max_tokens) is int
+    with pytest.raises(ApiError, match=r"options: num_ctx is 8.5; allowed: a whole number"):
+        asked({"options": {"num_ctx": 8.5}})
+    with pytest.raises(ApiError, match=r"options.num_ctx: Expected .* >= 1"):
+        asked({"options": {"num_ctx": 0.0}})
+
+
 def test_a_format_is_a_grammar() -> None:
     assert asked({"format": "json"}).sampling.grammar == Grammar.json_object()
     schema = {"type": "integer"}

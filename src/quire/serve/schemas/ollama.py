@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import datetime
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Protocol
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -36,25 +36,32 @@ OPTION_NAMES: Final[Mapping[str, str]] = MappingProxyType(
 
 DoneReason = FinishReason | Literal["load", "unload"]
 
+if TYPE_CHECKING:
+    Whole = int
+    WholeFrom1 = int
+else:  # also as 8192.0: Home Assistant writes its options so
+    Whole = int | float
+    WholeFrom1 = Annotated[int, Meta(ge=1)] | Annotated[float, Meta(ge=1)]
+
 
 class OllamaOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Options for sampling and for loading a model. Options that cannot change the text are accepted and ignored."""
 
-    num_predict: int | None = None
+    num_predict: Whole | None = None
     temperature: float | None = None
-    top_k: int | None = None
+    top_k: Whole | None = None
     top_p: float | None = None
     min_p: float | None = None
-    seed: int | None = None
+    seed: Whole | None = None
     stop: str | list[str] | None = None
     repeat_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    repeat_last_n: int | None = None
-    num_ctx: Annotated[int, Meta(ge=1)] | None = None
+    repeat_last_n: Whole | None = None
+    num_ctx: WholeFrom1 | None = None
     # refused unless neutral
     embedding_only: bool | None = None
-    mirostat: int | None = None
+    mirostat: Whole | None = None
     penalize_newline: bool | None = None
     tfs_z: float | None = None
     typical_p: float | None = None
@@ -63,17 +70,28 @@ class OllamaOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     f16_kv: bool | None = None
     logits_all: bool | None = None
     low_vram: bool | None = None
-    main_gpu: int | None = None
+    main_gpu: Whole | None = None
     mirostat_eta: float | None = None
     mirostat_tau: float | None = None
-    num_batch: int | None = None
-    num_gpu: int | None = None
-    num_keep: int | None = None
-    num_thread: int | None = None
+    num_batch: Whole | None = None
+    num_gpu: Whole | None = None
+    num_keep: Whole | None = None
+    num_thread: Whole | None = None
     numa: bool | None = None
     use_mlock: bool | None = None
     use_mmap: bool | None = None
 
+    def __post_init__(self) -> None:
+        for name in WHOLE_OPTIONS:
+            value = getattr(self, name)
+            if isinstance(value, float):
+                if not value.is_integer():
+                    raise ValueError(f"{name} is {value}; allowed: a whole number")
+                msgspec.structs.force_setattr(self, name, int(value))
+
+
+WHOLE_OPTIONS: Final = tuple(name for name, kind in OllamaOptions.__annotations__.items() if "Whole" in kind)
+"""The options that are whole numbers."""
 
 REFUSED_OPTIONS: Final[Mapping[str, Refusal]] = MappingProxyType(
     {
