@@ -308,7 +308,9 @@ ITEMS = st.one_of(
     st.builds(lambda text: {"type": "reasoning", "content": [{"type": "reasoning_text", "text": text}]}, WORDS),
     st.just({"type": "reasoning", "summary": [], "encrypted_content": "x"}),
     st.builds(
-        lambda name, text: {"type": "function_call", "name": name, "call_id": "c", "arguments": text}, NAMES, WORDS
+        lambda name, text: {"type": "function_call", "name": name, "call_id": "c", "arguments": text},
+        NAMES,
+        WORDS.map(lambda text: json.dumps({"a": text})),
     ),
     st.builds(lambda text: {"type": "function_call_output", "call_id": "c", "output": text}, WORDS),
 )
@@ -396,6 +398,10 @@ def test_a_conversation_keeps_every_item_in_its_place(items: list[dict[str, Any]
         (
             {"type": "function_call", "call_id": "c", "name": "add", "arguments": {}},
             *("input[0].arguments", "is {}; allowed: a JSON object, as text"),
+        ),
+        (
+            {"type": "function_call", "call_id": "c", "name": "add", "arguments": '{"a": '},
+            *("input[0].arguments", """is '{"a": '; allowed: a JSON object, as text"""),
         ),
         ({"type": "function_call_output", "output": "a"}, "input[0].call_id", "is None; allowed: a text"),
         ({"type": "function_call_output", "call_id": "c"}, "input[0].output", "is None; allowed: a text, or"),

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final, cast
 
+import msgspec
+
 from quire.core.errors import InvalidRequestError
 from quire.serve.errors import unsupported
 from quire.serve.schemas.responses import ResponseRequest
@@ -107,10 +109,24 @@ def _call(item: dict[str, Any], where: str) -> Message:
     namespace = _named(item, "namespace", where) if item.get("namespace") else None
     name = full_name(namespace, _named(item, "name", where))
     function = {"name": name, "arguments": item.get("arguments")}
-    if not isinstance(function["arguments"], str):
+    if not _is_object(function["arguments"]):
         raise InvalidRequestError(f"{where}.arguments", function["arguments"], "a JSON object, as text")
     call = {"id": _named(item, "call_id", where), "type": "function", "function": function}
     return {"role": "assistant", "tool_calls": [call]}
+
+
+def _is_object(arguments: object) -> bool:
+    """Return whether arguments are an object as text, or empty; builds no values.
+
+    The check of conversations reads them, but knows only places in the messages made here.
+    """
+    if not isinstance(arguments, str):
+        return False
+    try:
+        msgspec.json.decode(arguments or "{}", type=dict[str, msgspec.Raw])
+    except (msgspec.DecodeError, RecursionError):
+        return False
+    return True
 
 
 def _named(item: dict[str, Any], key: str, where: str) -> str:
