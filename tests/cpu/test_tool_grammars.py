@@ -236,6 +236,18 @@ def test_a_schema_holds_the_final_message_of_harmony(with_tokens: bool) -> None:
 
 
 @both_tokenizers
+def test_a_final_message_of_harmony_that_is_continued_has_no_other_header(with_tokens: bool) -> None:
+    pen = writer(with_tokens)
+    for choice, tools in ((tool_choice_of(TOOLS, "auto", None), HARMONY), (ToolChoice("none"), None)):
+        form = AnswerForm(choice, tools, HARMONY.reasoning, pen.tokenizer, begun="It is ")
+        thinking = form.thinking(pen.ids("<|start|>assistant<|channel|>final<|message|>It is "))
+        matcher = pen.matcher(form.grammar(Grammar.json_schema({"enum": [1]}), thinking))
+        assert matcher.consume_tokens(pen.ids("1"))
+        assert matcher.is_accepting()
+        assert read(form, "1", thinking) == ReadAnswer(None, "1")
+
+
+@both_tokenizers
 def test_an_answer_of_command_may_have_marks_around_it(with_tokens: bool) -> None:
     pen = writer(with_tokens)
     tools = next(each for each in TOOL_FORMATS if each.name == "command")

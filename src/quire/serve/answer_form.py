@@ -67,7 +67,7 @@ class AnswerForm:
         before, rules, framed = "", "", "free" if answer is None else "answer"
         if self.reasoning is not None:
             before, rules = self.reasoning.rules(thinking, mark)
-            framed = self.reasoning.answer(framed, mark)
+            framed = self.reasoning.answer(framed, thinking, mark)
         found = [rules] if rules else []
         if self.tools is not None:
             found.append(self.tools.rules(self.choice.tools, self.choice.max_calls, mark))

@@ -97,7 +97,7 @@ class MarkedReasoning:
         rules = [f"think: {begin}thought SPACE", *body, r"SPACE: /[ \n]{0,4}/"]
         return ("think? " if is_perhaps else "think "), "\n".join(rules)
 
-    def answer(self, answer: str, mark: Mark) -> str:
+    def answer(self, answer: str, thinking: Thinking, mark: Mark) -> str:
         """Return the rule of an answer, which may have marks around it if they are tokens. Does not mutate."""
         marks = [mark(each) for each in self.around_answer]
         if not marks or marks == [literal(each) for each in self.around_answer]:

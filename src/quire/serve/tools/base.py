@@ -213,7 +213,7 @@ class ReasoningFormat(MarkedFormat, Protocol):
         """Return the part of a grammar's `start` before an answer or a call, and the rules for it. Does not mutate."""
         ...
 
-    def answer(self, answer: str, mark: Mark) -> str:
+    def answer(self, answer: str, thinking: Thinking, mark: Mark) -> str:
         """Return the rule for an answer, given the rule for its text. Does not mutate."""
         ...
 

@@ -206,8 +206,8 @@ class HarmonyReasoning:
         return Thinking.PERHAPS
 
     def within(self, begun: str) -> Thinking:
-        """Return the same: the template writes a message that is continued as a final one."""
-        return Thinking.PERHAPS
+        """Return that it does not: the template writes a message that is continued as a final one."""
+        return Thinking.NO
 
     def rules(self, thinking: Thinking, mark: Mark) -> tuple[str, str]:
         """Return the part of a grammar's `start` before the answer, and the rules of a message. Does not mutate."""
@@ -225,9 +225,9 @@ class HarmonyReasoning:
         ]
         return "thought* ", "\n".join(rules)
 
-    def answer(self, answer: str, mark: Mark) -> str:
-        """Return the rule for a final message. Does not mutate."""
-        return f'{mark(CHANNEL)} "final" {mark(MESSAGE)} {answer}'
+    def answer(self, answer: str, thinking: Thinking, mark: Mark) -> str:
+        """Return the rule for a final message, whose header may be in the prompt. Does not mutate."""
+        return answer if thinking is Thinking.NO else f'{mark(CHANNEL)} "final" {mark(MESSAGE)} {answer}'
 
     def parser(self, thinking: Thinking) -> AnswerParser:
         """Return a parser that separates the reasoning; calls are text."""
