@@ -19,7 +19,9 @@ from starlette.responses import Response
 from quire.serve.host_names import ANY, allowed_origin
 
 METHODS: Final = "GET, POST, DELETE, OPTIONS"
-EXPOSED: Final = b"x-request-id, openai-processing-ms, retry-after"
+EXPOSED: Final = (
+    b"x-request-id, request-id, traceparent, openai-processing-ms, retry-after, retry-after-ms, x-should-retry"
+)
 ANSWER_KEPT_S: Final = "600"
 MAX_HEADERS_LENGTH: Final = 2000
 HEADER_NAMES: Final = re.compile(rb"[A-Za-z0-9_, -]*")
