@@ -13,7 +13,7 @@ from quire.serve.schemas.common import ModelFields
 from quire.serve.schemas.embeddings import MAX_INPUTS
 
 SCORE_PATHS: Final = ("/score", "/v1/score")
-RERANK_PATHS: Final = ("/rerank", "/v1/rerank", "/reranking")
+RERANK_PATHS: Final = ("/rerank", "/v1/rerank", "/reranking", "/v1/reranking")
 COHERE_PATHS: Final = ("/v2/rerank",)
 CLASSIFY_PATHS: Final = ("/classify", "/v1/classify")
 Ranked = Annotated[int, Meta(ge=1)]
