@@ -755,6 +755,22 @@ def test_drafts_give_way_where_there_is_no_room() -> None:
     control.check_outputs()
 
 
+def test_nothing_is_known_of_requests_that_have_ended() -> None:
+    """One ends in a step that verifies its guesses, the other one while such a step is in flight."""
+    control = Control(guess=right_guesses(3))
+    control.add("ends", prompt(6), max_tokens=9)
+    control.add("aborted", prompt(6, 1), max_tokens=40)
+    while "ends" in control.scheduler.requests:
+        control.step()
+    plan = control.plan()
+    assert plan is not None and plan.drafts
+    control.scheduler.abort("aborted")
+    control.collect()
+    drafts = control.scheduler.drafts
+    assert drafts.num_verified > 2
+    assert not drafts._chances and not drafts._rests
+
+
 @pytest.mark.parametrize("prefix_index", ["hash_chain", "radix_tree"])
 @pytest.mark.parametrize("stop_at", [index for index in range(1, 14) if STREAM.index(STREAM[index]) == index])
 def test_drafts_beyond_the_token_that_ends_a_request_are_not_published(prefix_index: str, stop_at: int) -> None:

@@ -371,9 +371,10 @@ class DraftBudget:
         for was_right in [1.0] * num_accepted + [0.0] * (num_accepted < num_drafts):
             chance += WEIGHT_OF_NEW * (was_right - chance)
             self._first_chances[guesser] += WEIGHT_FOR_OTHERS * (was_right - self._first_chances[guesser])
-        self._chances[request, guesser] = chance
-        # After a right guess the next one is tried at once, after a wrong one later.
-        self._rests[request] = 1 if num_accepted else REST
+        if not request.is_finished:  # it may have ended in this step, or while the step was in flight
+            self._chances[request, guesser] = chance
+            # After a right guess the next one is tried at once, after a wrong one later.
+            self._rests[request] = 1 if num_accepted else REST
         if guesser == MODEL and request is self._tried:
             self._model_rest = 1 if num_accepted else min(max(REST, 2 * self._model_rest), LONGEST_REST)
             self._tried = None
