@@ -17,11 +17,13 @@ from quire.compute.worker.store.file_calls import FileCalls
 from quire.compute.worker.store.folder import StoreFolder, remove_store, store_bytes, stores_in
 from quire.compute.worker.store.record import read_record, write_record
 from quire.compute.worker.store.slot_file import DamagedBlockError, FullStoreError, SlotFile, StoreForm
+from quire.core.config import MemoryConfig
 from quire.core.errors import InvalidConfigError
 from quire.core.kept_block import KeptBlock, record_bytes
 from quire.core.kv_spec import RECURRENT_WINDOW, KVCacheSpec, KVGroup, KVHeads
 from quire.core.private_files import make_private
-from quire.core.request import CacheScope
+from quire.core.request import CacheScope, Request
+from quire.memory.manager import KVCacheManager
 from quire.serve.tenant_secret import kept_secret
 
 BLOCK_SIZE = 4
@@ -88,9 +90,32 @@ def test_a_block_whose_parent_is_gone_is_not_kept(tmp_path: Path) -> None:
     store.close()
     again = opened(tmp_path)
     assert [each.serial for each in again.kept] == [1]
-    assert again.last_serial == 4, "a serial is never used again, or an orphan would find another parent"
+    assert again.last_serial == 4
     with pytest.raises(DamagedBlockError):
         read(again, 2)
+
+
+def test_an_orphan_never_finds_another_parent(tmp_path: Path) -> None:
+    """The serials of lost blocks are used again: a record that names one must be gone by then."""
+    spec = KVCacheSpec(BLOCK_SIZE, 1, 8, "float32", (KVGroup((0,)),))
+    memory = MemoryConfig(num_blocks=8, num_disk_slots=8, disk_write="always")
+    store = opened(tmp_path)
+    chain(store, 2)
+    store.void(0)
+    store.close()
+    store = opened(tmp_path)
+    manager = KVCacheManager(spec, memory, kept=store.kept)
+    request = Request("r", [7] * 5)
+    assert manager.allocate_slots(request, 5)
+    request.num_computed = request.num_planned = 4
+    manager.commit(request, 4)
+    (stored,) = manager.take_changes().transfers.stores
+    assert stored.kept.serial == 1
+    store.write(stored.kept, content(1))
+    store.close()
+    again = opened(tmp_path)
+    assert again.kept == [stored.kept], "the second block is not the one after [7] * 4"
+    again.close()
 
 
 @pytest.mark.parametrize("name", ["slots.idx", "blocks.bin", "meta.json"])

@@ -50,6 +50,7 @@ class ShadowDisk:
         """Forget what is under way, as a process that is killed does; return what is kept, parents first."""
         self._loads: dict[int, tuple[BlockLoad, int]] = {}  # and how many results have come since
         self._writes: deque[tuple[int, KeptBlock, Block] | int] = deque()
+        self.slots = {block.slot: (block, content) for block, content in self._reached()}
         return [block for block, _ in self._reached()]
 
     def _reached(self) -> list[tuple[KeptBlock, Block]]:

@@ -1,8 +1,8 @@
 """KeptBlock: the identity of the block in a slot of the disk cache, used by both planes and the file.
 
 A block on disk is identified like a block in memory: by its tokens and everything before them. A record names its
-*parent* by serial. Serials only grow and are never reused, so a parent is always older than its children, and a record
-whose parent is gone can never be attached to another parent.
+*parent* by serial. Serials only grow, so a parent is always older than its children. A record whose parent is gone is
+voided when the store is opened, before its parent's serial can be used again.
 """
 
 from __future__ import annotations

@@ -5,8 +5,11 @@
 
 A write voids the record, writes the bytes, and writes the record. So a process that is killed at any point leaves the
 old block, no block, or the new block. After a power failure the two files can be of different ages; the record's
-checksum of the bytes detects that, and the block is a miss. Nothing is flushed: a cache may forget, and must not lie.
-There is no journal, because slots are independent.
+checksum of the bytes detects that, and the block is a miss. Blocks are not flushed: a cache may forget, and must not
+lie. There is no journal, because slots are independent.
+
+A store that is opened voids the records that lead to no root, and flushes the index. An engine counts its serials from
+the highest that is left, so a record that stayed could later name another block as its parent.
 
 Files are read and written by system calls, not mapped: truncating a mapped file kills the process.
 """
@@ -23,7 +26,7 @@ from typing import Final, NamedTuple
 from quire.compute.worker.store.checksum import crc32
 from quire.compute.worker.store.file_calls import FileCalls
 from quire.compute.worker.store.folder import MARK, StoreFolder
-from quire.compute.worker.store.record import read_record, write_record
+from quire.compute.worker.store.record import FoundRecord, read_record, write_record
 from quire.core.kept_block import MAX_SLOTS, KeptBlock, record_bytes, slot_bytes
 
 EXTENT_SLOTS: Final = 64
@@ -94,8 +97,11 @@ class SlotFile:
                 os.ftruncate(file, self.num_slots * size)
 
     def _read_index(self) -> list[KeptBlock]:
-        """Return the blocks in the slots, parents first: those with valid records that lead to a root."""
-        size, found, serials = self._record_size, {}, set[tuple[int, int]]()
+        """Return the blocks in the slots, parents first: those with valid records that lead to a root.
+
+        Mutates: voids all other records.
+        """
+        size, found = self._record_size, list[FoundRecord]()
         length = os.fstat(self._index).st_size // size * size
         step = max(READ_AT_ONCE // size, 1) * size
         for start in range(0, length, step):
@@ -105,16 +111,19 @@ class SlotFile:
                 if not data[at]:
                     continue
                 record = read_record(bytes(data[at : at + size]), (start + at) // size, self.block_size)
-                if record is not None and (record.block.serial, record.block.group) not in serials:
-                    serials.add((record.block.serial, record.block.group))
-                    found[record.block.slot] = record
-        self.last_serial = max((record.block.serial for record in found.values()), default=0)
-        reached, kept = {0}, []
-        for record in sorted(found.values(), key=lambda record: (record.block.serial, record.block.group)):
-            if record.block.parent in reached:
-                reached.add(record.block.serial)
-                kept.append(record.block)
-                self._checksums[record.block.slot] = record.checksum
+                if record is not None:
+                    found.append(record)
+        self.last_serial = max((record.block.serial for record in found), default=0)
+        reached, names, kept = {0}, set[tuple[int, int]](), list[KeptBlock]()
+        for block, checksum in sorted(found, key=lambda record: (record.block.serial, record.block.group)):
+            if block.parent not in reached or (block.serial, block.group) in names:
+                self._void_record(block.slot)
+                continue
+            reached.add(block.serial)
+            names.add((block.serial, block.group))
+            kept.append(block)
+            self._checksums[block.slot] = checksum
+        os.fsync(self._index)
         self._num_reserved = min(os.fstat(self._blocks).st_size // self._slot_bytes, self.num_slots)
         return kept
 
