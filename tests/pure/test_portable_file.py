@@ -164,7 +164,7 @@ def test_bits_flipped_anywhere_never_give_a_wrong_entry(tmp_path: Path) -> None:
             continue
         store = opened(tmp_path / "to")
         for block in store.kept:
-            store.erase(block.slot)
+            store.void(block.slot)
         store.close()
         assert take(tmp_path / "damaged", tmp_path / "to").damaged > 0
         found = content(tmp_path / "to")
@@ -200,7 +200,7 @@ def test_forged_records(tmp_path: Path) -> None:
     ):
         store = opened(tmp_path / "to")
         for each in store.kept:
-            store.erase(each.slot)
+            store.void(each.slot)
         store.close()
         assert take(forged(meta, blocks, tmp_path / "forged"), tmp_path / "to") == expected
         content(tmp_path / "to")

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from quire.compute.worker.cache_engine import CacheEngine
+from quire.compute.worker.store.closed import forget
 from quire.compute.worker.store.file_calls import FileCalls
 from quire.compute.worker.store.folder import StoreFolder, remove_store, store_bytes, stores_in
 from quire.compute.worker.store.record import read_record, write_record
@@ -332,6 +333,18 @@ def test_stores_that_nobody_uses_are_removed(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfigError):
         remove_store(tmp_path / "photographs")
     used.close()
+
+
+def test_what_is_forgotten_leaves_no_byte(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    chain(store)
+    store.void(1)
+    store.close()
+    store = opened(tmp_path)
+    assert forget(store, "ada") == 1
+    store.close()
+    for name in ("slots.idx", "blocks.bin"):
+        assert not any((tmp_path / "f" / name).read_bytes()), name
 
 
 def test_the_folder_may_be_deleted_under_an_engine(tmp_path: Path) -> None:

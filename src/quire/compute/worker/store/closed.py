@@ -75,11 +75,12 @@ def damaged(store: SlotFile) -> list[KeptBlock]:
 
 
 def forget(store: SlotFile, tenant: str | None) -> int:
-    """Forget the blocks of a tenant, or all; return their number. Mutates the store."""
+    """Erase the blocks of a tenant, or all, and what earlier blocks have left; return their number. Mutates."""
     owners = tenants_of(store.kept)
     gone = [block for block in store.kept if tenant is None or owners[block.serial] == tenant]
     for block in gone:
-        store.erase(block.slot)
+        store.void(block.slot)
+    store.erase_free()
     return len(gone)
 
 

@@ -187,10 +187,11 @@ class SlotFile:
         if self._checksums.pop(slot, None) is not None:
             self._void_record(slot)
 
-    def erase(self, slot: int) -> None:
-        """Forget the block in a slot, and overwrite its bytes. Raises `OSError`."""
-        self.void(slot)
-        self._calls.write(self._blocks, bytes(self.block_bytes), slot * self._slot_bytes)
+    def erase_free(self) -> None:
+        """Overwrite the bytes of all slots that hold no block. Raises `OSError`."""
+        for slot in range(self._num_reserved):
+            if slot not in self._checksums:
+                self._calls.write(self._blocks, bytes(self.block_bytes), slot * self._slot_bytes)
 
     def _void_record(self, slot: int) -> None:
         self._calls.write(self._index, bytes(self._record_size), slot * self._record_size)
