@@ -226,6 +226,8 @@ class DiskTier:
         self._backlog.clear()
         for entry in self.slots.entries():
             self.forget(entry)
+        # An evicted entry of several groups has left records in the slots that no other block has taken.
+        self._next_voids = array("i", sorted({*self._next_voids, *self.slots.free_slots}))
 
     # ---- up: loads --------------------------------------------------------------------------------------------
 

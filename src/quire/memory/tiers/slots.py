@@ -9,7 +9,7 @@ leaves, the one used longest ago is evicted. The order is a heap that also has o
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from quire.core.errors import InvariantError
 from quire.core.step import NO_BLOCK
@@ -41,6 +41,11 @@ class SlotBooks:
     def num_held(self) -> int:
         """Slots that hold the block of an entry."""
         return len(self._holders)
+
+    @property
+    def free_slots(self) -> Sequence[int]:
+        """Slots that were used and hold no block now."""
+        return self._free
 
     def slot(self, entry: PrefixEntry, group: int) -> int:
         """Return the slot of an entry's block in a group, or `NO_BLOCK`. O(1)."""
