@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import random
 import shutil
@@ -333,6 +334,22 @@ def test_stores_that_nobody_uses_are_removed(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfigError):
         remove_store(tmp_path / "photographs")
     used.close()
+
+
+def test_a_store_may_be_removed_while_an_engine_opens_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened(tmp_path).close()
+    flock = fcntl.flock
+
+    def remove_first(descriptor: int, operation: int) -> None:
+        monkeypatch.undo()
+        assert remove_store(tmp_path / "f")
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", remove_first)
+    store = opened(tmp_path)
+    chain(store)
+    assert not remove_store(tmp_path / "f"), "the engine holds the lock of the folder"
+    store.close()
 
 
 def test_what_is_forgotten_leaves_no_byte(tmp_path: Path) -> None:

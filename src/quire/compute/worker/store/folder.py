@@ -76,7 +76,10 @@ class StoreFolder:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(lock)
+            is_there = os.stat("lock", dir_fd=descriptor).st_ino == os.fstat(lock).st_ino
             os.close(descriptor)
+            is_there = False
+        if not is_there:  # an engine uses the store, or has just removed it
             return None
         return cls(path, descriptor, lock)
 
