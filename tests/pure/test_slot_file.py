@@ -17,6 +17,7 @@ from quire.compute.worker.cache_engine import CacheEngine
 from quire.compute.worker.store.closed import forget
 from quire.compute.worker.store.file_calls import FileCalls
 from quire.compute.worker.store.folder import StoreFolder, remove_store, store_bytes, stores_in
+from quire.compute.worker.store.opened import _make_room
 from quire.compute.worker.store.record import read_record, write_record
 from quire.compute.worker.store.slot_file import DamagedBlockError, FullStoreError, SlotFile, StoreForm
 from quire.core.config import MemoryConfig
@@ -336,6 +337,16 @@ def test_stores_that_nobody_uses_are_removed(tmp_path: Path) -> None:
     used.close()
 
 
+def test_the_store_used_longest_ago_is_the_first_to_go(tmp_path: Path) -> None:
+    for age, name in enumerate(("idle", "in daily use")):
+        opened(tmp_path, name=name).close()
+        for path in (tmp_path / name).iterdir():
+            os.utime(path, (100 - age, 100 - age))
+    assert [path.name for path in stores_in(tmp_path)] == ["in daily use", "idle"]
+    opened(tmp_path, name="in daily use").close()
+    assert [path.name for path in stores_in(tmp_path)] == ["idle", "in daily use"]
+
+
 def test_a_store_may_be_removed_while_an_engine_opens_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened(tmp_path).close()
     flock = fcntl.flock
@@ -350,6 +361,15 @@ def test_a_store_may_be_removed_while_an_engine_opens_it(tmp_path: Path, monkeyp
     chain(store)
     assert not remove_store(tmp_path / "f"), "the engine holds the lock of the folder"
     store.close()
+
+
+def test_several_engines_may_make_room_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened(tmp_path, name="idle").close()
+    (tmp_path / "half").mkdir(mode=0o700)  # another engine is removing this store
+    paths = [tmp_path / name for name in ("gone", "half", "idle")]
+    monkeypatch.setattr("quire.compute.worker.store.opened.stores_in", lambda parent: paths)
+    _make_room(tmp_path, tmp_path / "own", -1)
+    assert not (tmp_path / "idle").exists()
 
 
 def test_what_is_forgotten_leaves_no_byte(tmp_path: Path) -> None:

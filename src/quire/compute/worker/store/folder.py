@@ -14,6 +14,7 @@ import json
 import os
 import stat
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -49,6 +50,7 @@ class StoreFolder:
             for _ in range(1 if number else NUM_TRIES):
                 folder = cls._try(path)
                 if folder is not None:
+                    os.utime(folder._lock)  # the time of its last use
                     return folder
                 time.sleep(RETRY_S)
         raise InvalidConfigError(FIELD, str(parent), f"a folder that fewer than {MAX_ENGINES} engines use")
@@ -74,12 +76,12 @@ class StoreFolder:
             raise
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(lock)
             is_there = os.stat("lock", dir_fd=descriptor).st_ino == os.fstat(lock).st_ino
-            os.close(descriptor)
+        except OSError:
             is_there = False
         if not is_there:  # an engine uses the store, or has just removed it
+            os.close(lock)
+            os.close(descriptor)
             return None
         return cls(path, descriptor, lock)
 
@@ -117,12 +119,19 @@ def is_store(path: Path) -> bool:
 def stores_in(parent: Path) -> list[Path]:
     """Return the stores in a folder, least recently used first. Does not mutate."""
     found = [path for path in parent.iterdir() if is_store(path)]
-    return sorted(found, key=lambda path: (path / "lock").stat().st_mtime if (path / "lock").exists() else 0.0)
+    return sorted(found, key=lambda path: max((status.st_mtime for status in _files_of(path)), default=0.0))
 
 
 def store_bytes(path: Path) -> int:
     """Return the disk space of a store's files, in bytes."""
-    return sum((path / name).lstat().st_blocks * 512 for name in FILES if os.path.lexists(path / name))
+    return sum(status.st_blocks * 512 for status in _files_of(path))
+
+
+def _files_of(path: Path) -> Iterator[os.stat_result]:
+    """Yield the status of each file of a store; another engine may be removing them."""
+    for name in FILES:
+        with suppress(FileNotFoundError):
+            yield os.lstat(path / name)
 
 
 def remove_store(path: Path) -> bool:

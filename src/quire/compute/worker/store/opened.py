@@ -6,7 +6,7 @@ from pathlib import Path
 
 from quire.compute.backend import BackendFacts
 from quire.compute.models import ModelDescription
-from quire.compute.worker.store.folder import StoreFolder, remove_store, store_bytes, stores_in
+from quire.compute.worker.store.folder import StoreFolder, is_store, remove_store, store_bytes, stores_in
 from quire.compute.worker.store.identity import fingerprint, identity_of, weights_digest
 from quire.compute.worker.store.slot_file import SlotFile, StoreForm
 from quire.compute.worker.store.spool import remove_abandoned
@@ -43,5 +43,9 @@ def _make_room(parent: Path, own: Path, budget: int) -> None:
         if taken + store_bytes(own) <= budget:
             break
         size = store_bytes(path)
-        if remove_store(path):
+        try:
+            is_gone = remove_store(path)
+        except InvalidConfigError:
+            is_gone = not is_store(path)  # another engine is removing it
+        if is_gone:
             taken -= size
