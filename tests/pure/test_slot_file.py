@@ -9,6 +9,7 @@ import random
 import shutil
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from quire.compute.worker.store.file_calls import FileCalls
 from quire.compute.worker.store.folder import StoreFolder, remove_store, store_bytes, stores_in
 from quire.compute.worker.store.opened import _make_room
 from quire.compute.worker.store.record import read_record, write_record
+from quire.compute.worker.store.running import RunningStore
 from quire.compute.worker.store.slot_file import DamagedBlockError, FullStoreError, SlotFile, StoreForm
 from quire.core.config import MemoryConfig
 from quire.core.errors import InvalidConfigError
@@ -382,6 +384,23 @@ def test_what_is_forgotten_leaves_no_byte(tmp_path: Path) -> None:
     store.close()
     for name in ("slots.idx", "blocks.bin"):
         assert not any((tmp_path / "f" / name).read_bytes()), name
+
+
+def test_a_store_without_its_blocks_is_closed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened(tmp_path).close()
+    (tmp_path / "f" / "blocks.bin").unlink()
+    descriptors, open_file = [], os.open
+
+    def noted(*arguments: Any, **options: Any) -> int:
+        descriptors.append(open_file(*arguments, **options))
+        return descriptors[-1]
+
+    monkeypatch.setattr(os, "open", noted)
+    with pytest.raises(FileNotFoundError):
+        RunningStore(tmp_path / "f")
+    (descriptor,) = descriptors
+    with pytest.raises(OSError, match="descriptor"):
+        os.fstat(descriptor)
 
 
 def test_the_folder_may_be_deleted_under_an_engine(tmp_path: Path) -> None:

@@ -31,7 +31,8 @@ class RunningStore:
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
         self._index, self._blocks = -1, -1
         try:
-            self._index, self._blocks = (os.open(path / name, flags) for name in ("slots.idx", "blocks.bin"))
+            self._index = os.open(path / "slots.idx", flags)
+            self._blocks = os.open(path / "blocks.bin", flags)
         except OSError:
             self.close()
             raise
