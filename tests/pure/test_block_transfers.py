@@ -7,6 +7,7 @@ import time
 from array import array
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -91,3 +92,17 @@ def test_a_block_that_cannot_be_read_is_not_stored_and_the_next_one_is(
     transfers.apply(Transfers(stores=(store(0, 9), store(1, 6))))
     found = outcome_of(transfers, 2)
     assert (found.done.tolist(), found.undone) == ([1], {0: "failed"})
+
+
+def test_a_load_for_which_there_is_no_memory_fails_and_the_next_one_does_not(
+    transfers: BlockTransfers, memory: SlowMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory.arrived.set()
+    transfers.apply(Transfers(stores=(store(0, 5),)))
+    outcome_of(transfers, 1)
+    monkeypatch.setattr(SlotFile, "read", Mock(side_effect=MemoryError))
+    transfers.apply(Transfers(loads=(BlockLoad(1, 0, 3, 0),), patience_us=2_000_000))
+    assert outcome_of(transfers, 1).undone == {1: "failed"}
+    monkeypatch.undo()
+    transfers.apply(Transfers(loads=(BlockLoad(2, 0, 3, 0),), patience_us=2_000_000))
+    assert outcome_of(transfers, 1).done.tolist() == [2]

@@ -192,13 +192,14 @@ class BlockTransfers:
         return can_load or bool(shared.writes) or shared.is_closing
 
     def _read(self, load: BlockLoad) -> _Loaded:
-        buffer, began_s = bytearray(self._store.block_bytes), time.perf_counter()
+        buffer, began_s = bytearray(), time.perf_counter()
         reason = ""
         try:
+            buffer = bytearray(self._store.block_bytes)
             self._store.read(load.slot, memoryview(buffer))
         except DamagedBlockError:
             reason = "damaged"
-        except OSError:
+        except (OSError, MemoryError):
             reason = "failed"
         return _Loaded(buffer, reason, round((time.perf_counter() - began_s) * 1e6))
 
