@@ -127,7 +127,12 @@ class Swap:
 
 
 def _resume_publishing(memory: SequenceMemory, known: list[PrefixEntry]) -> None:
-    """Let the next commit publish again those blocks that lost their entry while they were swapped out."""
+    """Let the next commit publish again those blocks that lost their entry while they were swapped out.
+
+    Unless it publishes nothing any more: the index was cleared, or has lost the path to its blocks.
+    """
+    if not memory.can_publish:
+        return
     published = 0
     for index, entry in enumerate(known):
         ours = (table.block_ids[index] for table in memory.tables)
@@ -136,4 +141,3 @@ def _resume_publishing(memory: SequenceMemory, known: list[PrefixEntry]) -> None
         published = index + 1
     memory.num_published = published
     memory.last_entry = known[published - 1] if published else None
-    memory.can_publish = True
