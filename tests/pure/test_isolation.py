@@ -62,6 +62,19 @@ def check_others(control: Control, *culprits: str) -> None:
     control.check_outputs()
 
 
+def test_a_plan_without_requests_does_not_show_that_the_executor_works() -> None:
+    isolation = Isolation(64)
+    for number in range(MAX_CULPRITS_IN_A_ROW):
+        assert not isolation.is_hopeless
+        request = Request(f"r{number}", [1])
+        for culprit in (None, request.request_id):
+            assert isolation.note_failure(FailedStep({request: 1}, 1)) == culprit
+            isolation.note_success([])
+        request.become(RequestStatus.FINISHED)
+        isolation.note_ended(request)
+    assert isolation.is_hopeless
+
+
 # ---- who is at fault -----------------------------------------------------------------------------------------------
 
 

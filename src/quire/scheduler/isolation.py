@@ -106,6 +106,8 @@ class Isolation:
 
     def note_success(self, requests: Sequence[Request]) -> None:
         """Note that a step of these sequences has succeeded. Mutates; O(1), or O(requests) after a round."""
+        if not requests:
+            return  # a plan for the disk computes nothing
         self._has_succeeded = True
         self._culprits_in_a_row = 0
         if self._further and not self._goals and len({request.request_id for request in requests}) > 1:
