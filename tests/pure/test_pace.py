@@ -224,3 +224,11 @@ def test_steps_that_are_lost_are_not_measured():
     engine.step()
     engine.add_request(Request("b", range(20, 120), SamplingParams(max_tokens=5)))
     assert {request.request_id for request in engine.run()} == {"a", "b"}
+
+
+def test_a_plan_that_computes_nothing_is_no_step_of_decodes() -> None:
+    pace = StepPace(None, 4.0)
+    note(pace, 0, 0.0, 0.1)
+    assert not pace.note_result(plan_of(0, decodes=0), 0.1, 0.1)
+    note(pace, 512, 0.1, 1.2)  # 1 s more than a step of decodes, which allows 0.3 s
+    assert pace.limit == 512 * 3 // 10 // UNIT * UNIT

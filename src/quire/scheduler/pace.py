@@ -67,6 +67,8 @@ class StepPace:
         """
         seconds = now_s - max(submitted_s, self._last_result_s)
         self._last_result_s = now_s
+        if not plan.rows:
+            return False  # it only moved blocks, or waited for the disk
         num_prompt_tokens = plan.num_tokens - len(plan.rows)
         if num_prompt_tokens:
             limit = self._limit_after(num_prompt_tokens, seconds)
