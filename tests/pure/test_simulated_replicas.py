@@ -18,6 +18,7 @@ from quire.core.kv_spec import KVCacheSpec, KVGroup
 from quire.routing.router import LEAST_WORK, ROUND_ROBIN, ROUTERS, Router
 from quire.simulate.cost.linear import LinearCost
 from quire.simulate.faults import BACK_S, DRAIN, KILL, NOTICED_S, SILENT, FaultPlan, ReplicaFault
+from quire.simulate.frames import Frames
 from quire.simulate.front import Reports
 from quire.simulate.replica import EngineSetup, PagedEngine
 from quire.simulate.result import SimulationResult
@@ -149,6 +150,19 @@ def one_fault(kind: str) -> SimulationResult:
         router=Router(4, b""),
         plan=FaultPlan((ReplicaFault(4.5, 0, kind),), lambda: PagedEngine(setup)),
     ).run()
+
+
+def test_blocks_of_a_request_that_began_in_another_replica_are_drawn() -> None:
+    requests = [OfferedRequest(f"r{n}", 0.0, array("i", [n] * 8), 40) for n in range(2)]
+    setup, frames = replace(SMALL, cost=LinearCost(1.0, 0.0)), Frames()
+    Simulation(
+        [PagedEngine(setup) for _ in range(2)],
+        OpenLoop(requests),
+        router=Router(4, b""),
+        watchers=[frames.watch],
+        plan=FaultPlan((ReplicaFault(4.5, 1, KILL),), lambda: PagedEngine(setup)),
+    ).run()
+    assert max(frame.num_running for frame in frames.frames) == 2
 
 
 def test_a_killed_replica_costs_a_pause_and_what_it_had_computed() -> None:

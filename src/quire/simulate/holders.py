@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from quire.core.request import Request
 from quire.core.step import NO_BLOCK
 from quire.memory.manager import KVCacheManager
+from quire.scheduler.scheduler import OLDER
 
 CACHED, FREE, SHARED, FIRST_OWNER = -1, 0, 1, 2
 
@@ -25,5 +26,6 @@ def holders_of(memory: KVCacheManager, running: Iterable[Request]) -> array[int]
         for table in memory.block_tables(request):
             for block_id in table:
                 if block_id != NO_BLOCK:
-                    found[block_id] = SHARED if blocks[block_id].ref_count > 1 else FIRST_OWNER + request.serial
+                    arrival = request.serial % OLDER  # of one that began in another engine too
+                    found[block_id] = SHARED if blocks[block_id].ref_count > 1 else FIRST_OWNER + arrival
     return found
