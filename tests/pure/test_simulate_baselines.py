@@ -16,6 +16,7 @@ from quire.core.kv_spec import KVCacheSpec, KVGroup
 from quire.simulate.baselines.buddy import BuddyAllocator, run_size
 from quire.simulate.baselines.contiguous import ITERATION, MAX, ORACLE, POW2, STATIC, ContiguousEngine, ContiguousSetup
 from quire.simulate.cost.linear import LinearCost
+from quire.simulate.faults import KILL, FaultPlan, ReplicaFault
 from quire.simulate.replica import EngineSetup, PagedEngine
 from quire.simulate.result import SimulationResult
 from quire.simulate.simulation import Simulation
@@ -148,3 +149,16 @@ def test_settings_that_cannot_be_are_refused() -> None:
         ContiguousSetup(100, 1, 200)
     with pytest.raises(InvalidConfigError, match="reserves"):
         ContiguousSetup(100, 1, 50, reserves="half")
+
+
+@pytest.mark.parametrize("batches", [ITERATION, STATIC])
+def test_requests_of_a_killed_engine_continue_in_another_one(batches: str) -> None:
+    setup = replace(SETUP, batches=batches)
+    requests = [OfferedRequest(f"r{n}", 0.0, array("i", [n] * 8), 20 + n) for n in range(6)]
+    result = Simulation(
+        [ContiguousEngine(setup) for _ in range(2)],
+        OpenLoop(requests),
+        plan=FaultPlan(tuple(ReplicaFault(at_s, 1, KILL) for at_s in (7.0, 40.0)), lambda: ContiguousEngine(setup)),
+    ).run()
+    assert (result.num_refused, result.num_sequences) == (0, 6)
+    assert result.num_moved_requests >= 3

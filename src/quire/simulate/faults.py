@@ -106,5 +106,6 @@ def continued(request: Request, again: Request) -> Request:
     """
     if again.sampling.num_sequences > 1:
         raise InvalidConfigError("fault", again.request_id, "none while a request with several sequences runs")
-    again.begin_with(request.tokens[again.num_prompt_tokens :])
+    most = again.num_prompt_tokens + (again.sampling.max_tokens or 0) - 1  # an answer may be complete, but not sent
+    again.begin_with(request.tokens[again.num_prompt_tokens : most])
     return again

@@ -187,7 +187,7 @@ class ContiguousEngine:
             self._num_steps - 1,
             array("i", [request.row for request in decodes + prompts]),
             array("i", [request.num_computed for request in decodes + prompts]),
-            ones + array("i", [request.num_prompt_tokens for request in prompts]),
+            ones + array("i", [len(request.tokens) for request in prompts]),
             ones + array("i", [request.sampling.num_sequences for request in prompts]),
             len(decodes),
             starting,
@@ -201,7 +201,7 @@ class ContiguousEngine:
             request.num_computed += 1
             request.tokens.append(next(tokens))
         for request in prompts:
-            request.num_computed = request.num_prompt_tokens
+            request.num_computed = len(request.tokens)
             siblings = [request.open_branch(branch) for branch in range(1, request.sampling.num_sequences)]
             for sequence in [request, *siblings]:
                 sequence.tokens.append(next(tokens))
