@@ -21,6 +21,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
+from typing import Final
 
 from quire.core.config import SchedulerConfig
 from quire.core.request import Request
@@ -29,6 +31,9 @@ from quire.memory.manager import KVCacheManager
 from quire.memory.sequence import PrefixMatch
 from quire.memory.sizing import max_beam_tokens, max_sequence_tokens, slots_to_grow_into
 from quire.scheduler.running import num_rows_of
+
+MAX_LENGTHS: Final = 4096
+"""The lengths of sequences whose blocks are remembered."""
 
 
 class Admission:
@@ -39,9 +44,7 @@ class Admission:
         self._slots_to_grow_into = slots_to_grow_into(memory.spec)
         self._headroom_blocks = math.ceil(config.headroom * memory.pool.num_blocks)
         self._longest_chunk = 1 + config.max_steps_under_way
-        self._most_blocks: dict[
-            tuple[int, int], int
-        ] = {}  # of a sequence, by its maximum number of tokens, and of a step
+        self._num_blocks_for = lru_cache(MAX_LENGTHS)(memory.spec.num_blocks_for)
 
     def limits_for(self, request: Request, limits: RequestLimits) -> RequestLimits:
         """Return the limits, reduced to lengths that certainly fit into the memory. Does not mutate."""
@@ -84,13 +87,11 @@ class Admission:
 
         Every block in use is in the table of a running request, so then each finds the blocks that it needs.
         """
-        total, known = 0, self._most_blocks
+        total = 0
         for request in requests:
             longest = request.max_total_tokens - 1  # the last token is never stored
-            size = longest, self._chunk_of(request)
-            if size not in known:
-                known[size] = self._memory.spec.num_blocks_for(longest, longest_chunk=size[1])
-            total += known[size] * num_rows_of(request)
+            each = self._num_blocks_for(longest, longest_chunk=self._chunk_of(request))
+            total += each * num_rows_of(request)
             if total > self._memory.pool.num_blocks:
                 return False
         return True
