@@ -192,18 +192,6 @@ def test_what_failed_and_what_is_reset_is_gone_from_the_host_too() -> None:
     assert (memory.manager.host.num_cached, memory.num_hit(range(9))) == (0, 0)
 
 
-def test_a_sequence_that_is_swapped_out_while_the_cache_is_cleared_publishes_nothing_old() -> None:
-    memory = ByHand(num_host_blocks=8)
-    request = memory.run(range(10))
-    assert memory.manager.swap_out(request)
-    memory.changes()
-    memory.manager.reset()
-    assert memory.manager.swap_in(request)
-    memory.changes()
-    memory.commit(request)
-    assert memory.num_hit(range(10)) == 0
-
-
 def test_a_block_that_a_plan_fills_goes_to_the_disk_with_the_next_plan() -> None:
     memory = ByHand(num_blocks=4, num_host_blocks=8, keeps_on_host=True, num_disk_slots=8)
     memory.leave_cached(range(8))

@@ -389,7 +389,10 @@ class KVCacheManager:
             self.index.discard(entry)
 
     def reset(self) -> None:
-        """Forget everything cached. Running requests continue, but their blocks can no longer be hit. Mutates."""
+        """Forget everything cached. Running requests continue, but their blocks can no longer be hit. Mutates.
+
+        Those of a sequence that is swapped out can be hit again once it has come back.
+        """
         self.disk.forget_all()
         for entry in self.index:
             for block_id in entry.block_ids:

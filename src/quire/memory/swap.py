@@ -127,12 +127,7 @@ class Swap:
 
 
 def _resume_publishing(memory: SequenceMemory, known: list[PrefixEntry]) -> None:
-    """Let the next commit publish again those blocks that lost their entry while they were swapped out.
-
-    Unless it publishes nothing any more: the index was cleared, or has lost the path to its blocks.
-    """
-    if not memory.can_publish:
-        return
+    """Let the next commit publish again those blocks that lost their entry while they were swapped out."""
     published = 0
     for index, entry in enumerate(known):
         ours = (table.block_ids[index] for table in memory.tables)
@@ -141,3 +136,4 @@ def _resume_publishing(memory: SequenceMemory, known: list[PrefixEntry]) -> None
         published = index + 1
     memory.num_published = published
     memory.last_entry = known[published - 1] if published else None
+    memory.can_publish = True
