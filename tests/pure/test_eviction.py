@@ -12,6 +12,7 @@ from quire.core.errors import InvalidConfigError
 from quire.memory.block import Block
 from quire.memory.eviction import EvictionPolicy, create_eviction_policy
 from quire.memory.eviction.fifo import FIFOEviction
+from support.memory import ByHand
 
 NAMES = ("lru", "fifo", "priority")
 
@@ -147,3 +148,11 @@ def test_each_policy_against_its_model(
         expected = MODELS[name](model)
         assert policy.pop() is expected
         model.remove(expected)
+
+
+def test_of_a_model_with_several_groups_the_beginning_of_a_text_stays() -> None:
+    """A hit needs the blocks of all groups, so those of the tail go first, whatever their group."""
+    memory = ByHand(windows=(None, None), num_blocks=40)
+    memory.leave_cached(range(64))
+    memory.leave_cached(range(100, 136))  # takes the 8 free blocks, and 10 of 32
+    assert memory.num_hit(range(65)) == 64 - 5 * 4

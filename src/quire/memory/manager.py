@@ -362,7 +362,7 @@ class KVCacheManager:
         self._publisher.withdraw(memory)
         for table in memory.tables:
             self._changes.forget_copies(table.held)
-            self.pool.free_all(reversed(table.held))
+        self.pool.free_all(memory.held_from_tail())
         for host_blocks in memory.host_blocks or ():
             self.host.free(host_blocks)
         if memory.last_entry is not None:

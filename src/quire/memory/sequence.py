@@ -11,7 +11,7 @@ written only while this sequence is its only holder; otherwise it is copied firs
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from enum import Enum
 
 from quire.memory.block_table import BlockTable
@@ -87,6 +87,16 @@ class SequenceMemory:
     def num_held(self) -> int:
         """Blocks in its tables, shared ones included."""
         return sum(len(table) - table.num_given_back for table in self.tables)
+
+    def held_from_tail(self) -> Iterator[int]:
+        """Walk the blocks in its tables from the last place to the first, those of one place together.
+
+        If they are cached and evicted in this order, those that are left can be hit: a hit needs blocks of all groups.
+        """
+        for place in range(max(map(len, self.tables)) - 1, -1, -1):
+            for table in self.tables:
+                if table.num_given_back <= place < len(table):
+                    yield table.block_ids[place]
 
     @property
     def num_slots(self) -> int:

@@ -54,8 +54,8 @@ class Swap:
                     self._tier.note_filled(host_id)
                     if self._tier.keeps and self._pool.blocks[block_id].entry is not None:
                         self._tier.fill(host_id, self._pool.blocks[block_id])
+        self._pool.free_all(memory.held_from_tail())
         for table in memory.tables:
-            self._pool.free_all(reversed(table.held))
             del table.block_ids[table.num_given_back :]
         request.num_slots = 0
         return True
