@@ -28,7 +28,6 @@ class WantedRows {
                 if (!is_wanted) continue;
                 row_of[token] = static_cast<std::int64_t>(sources_.size());
                 sources_.push_back(static_cast<int>(token));
-                positions_.push_back(step.positions[token]);
             }
             starts_.push_back(static_cast<std::int64_t>(sources_.size()));
         }
@@ -36,10 +35,13 @@ class WantedRows {
         for (int i = 0; i < step.num_states; ++i) state_indices_.push_back(row_of[step.state_indices[i]]);
         view_.num_tokens = static_cast<int>(sources_.size());
         view_.query_starts = starts_.data();
-        view_.positions = positions_.data();
+        view_.positions = take(step.positions, positions_);
         view_.logit_indices = logit_indices_.data();
         view_.state_indices = state_indices_.data();
+        view_.given = take(step.given, given_);
+        view_.ends_seen = take(step.ends_seen, ends_seen_);
         view_.token_ids = nullptr;
+        view_.coordinates = nullptr;  // the angles are computed
         view_.slots.clear();
     }
     WantedRows(const WantedRows&) = delete;
@@ -59,9 +61,16 @@ class WantedRows {
     }
 
   private:
+    // Returns the numbers of these rows, of numbers for each token of the whole step; null: there are none.
+    const std::int64_t* take(const std::int64_t* of_tokens, std::vector<std::int64_t>& taken) const {
+        if (of_tokens == nullptr) return nullptr;
+        for (const int source : sources_) taken.push_back(of_tokens[source]);
+        return taken.data();
+    }
+
     StepView view_;
     std::vector<int> sources_;
-    std::vector<std::int64_t> starts_, positions_, logit_indices_, state_indices_;
+    std::vector<std::int64_t> starts_, positions_, given_, ends_seen_, logit_indices_, state_indices_;
 };
 
 }  // namespace quire

@@ -19,15 +19,17 @@ from quire.core.errors import ExecutionError
 from support.native_runs import FLOAT32, NativeRun
 from support.reference_runs import ReferenceRun
 from support.tiny_checkpoint import write_tiny_qwen3
+from support.tiny_gemma4 import write_tiny_gemma4
 
 TOKENS = [(7 * i * i + 3 * i + 5) % 64 for i in range(40)]
 
 
 class Changed:
-    """A model runner whose steps get given rows or coordinates first."""
+    """A model runner whose steps get given rows or coordinates first. `last`: the logits of the last step."""
 
     def __init__(self, runner: ModelRunner, rows: FloatArray, coordinates: IntArray, ends: IntArray) -> None:
         self.vocab_size = runner.vocab_size
+        self.last = NONE
         self._runner, self._rows, self._coordinates, self._ends = runner, rows, coordinates, ends
 
     def run(self, inputs: StepInputs, cache: object) -> StepOutputs:
@@ -37,7 +39,9 @@ class Changed:
             inputs = replace(inputs, coordinates=np.ascontiguousarray(self._coordinates[:, inputs.positions]))
         if len(self._ends):
             inputs = replace(inputs, ends_seen=self._ends[inputs.positions])
-        return self._runner.run(inputs, cache)
+        outputs = self._runner.run(inputs, cache)
+        self.last = outputs.logits[:, : self.vocab_size].copy()
+        return outputs
 
 
 NONE = np.zeros((0, 0), np.float32)
@@ -140,3 +144,18 @@ def test_tokens_of_an_image_see_its_later_tokens(folder: Path, name: str, window
     plain = logits_of(NativeRun(folder, settings=settings, spec=spec))
     assert plain[:3].tobytes() == seeing[:3].tobytes()
     assert not np.allclose(plain[3], seeing[3])
+
+
+@pytest.mark.parametrize("name", _native.kernel_names())
+def test_rows_that_nobody_wants_change_no_row_next_to_an_image(tmp_path: Path, name: str) -> None:
+    """Layers with the keys of others compute only the rows that are wanted, which are then others of the step."""
+    folder = write_tiny_gemma4(tmp_path / "gemma4")
+    settings = replace(FLOAT32, num_threads=2, instruction_set=name)
+    ends = np.zeros(len(TOKENS), np.int64)
+    ends[:12] = 12
+    expected = logits_of(NativeRun(folder, settings=settings), ends=ends)
+    run = NativeRun(folder, settings=settings)
+    changed = Changed(run.runner._runner, NONE, NO_COORDINATES, ends)
+    run.worker._runner = changed
+    run.prefill(0, TOKENS)
+    assert changed.last.tobytes() == expected[-1:].tobytes()
