@@ -186,7 +186,8 @@ class Decoder::Step : private Products {
         if (shape_.latent.rank > 0) {
             prepare_latents(layer, weights);
         } else {
-            const LinearInput input = normed(weights.attention_norm, weights.query, weights.key, weights.value);
+            const LinearInput input =
+                normed(weights.attention_norm, weights.query, weights.key, weights.value, weights.attention_gate);
             if (shape_.bounded) {
                 bounded_linear(weights.query, input.rows, update_, query_);
                 bounded_linear(weights.key, input.rows, update_, key_);

@@ -192,8 +192,12 @@ class Model {
     }
 
     void set(quire::PackedMatrix& matrix, int num_outputs, int num_inputs) {
-        const Numbers made = numbers(num_outputs, num_inputs, type_ == NumberType::kBfloat16);
-        const StoredType as = type_ == NumberType::kCoded ? StoredType::kQ8_0 : made.view.type;
+        set(matrix, num_outputs, num_inputs, type_);
+    }
+
+    void set(quire::PackedMatrix& matrix, int num_outputs, int num_inputs, NumberType type) {
+        const Numbers made = numbers(num_outputs, num_inputs, type == NumberType::kBfloat16);
+        const StoredType as = type == NumberType::kCoded ? StoredType::kQ8_0 : made.view.type;
         matrix.pack(decoder.kernels(), &decoder.team(), decoder.weights.memory, made.view, as);
         const std::vector<float> bias = random_.numbers(num_outputs, -0.1F, 0.1F);
         if (decoder.shape().norm.center) matrix.set_bias(bias.data(), num_outputs);
@@ -305,7 +309,9 @@ class Model {
         } else if (layer.recurrent) {
             fill_states(weights);
         } else {
-            if (shape.gated_attention) set(weights.attention_gate, query, hidden);
+            // Of another type than the matrices that read the same rows.
+            const NumberType type = type_ == NumberType::kCoded ? NumberType::kBfloat16 : NumberType::kCoded;
+            if (shape.gated_attention) set(weights.attention_gate, query, hidden, type);
             set(weights.query, query, hidden);
             if (layer.has_keys) set(weights.key, key, hidden);
             if (layer.has_keys && !layer.keys_are_values) set(weights.value, key, hidden);
