@@ -26,6 +26,7 @@ std::byte* Arena::take(std::size_t num_bytes) {
 void Arena::give_back(const void* first) {
     Piece& piece = pieces_.back();
     piece.num_used = static_cast<const std::byte*>(first) - piece.memory.data();
+    if (piece.num_used == 0) pieces_.pop_back();  // the next part may be too large for it
 }
 
 std::vector<MemoryRange> Arena::ranges() const {

@@ -545,6 +545,18 @@ void test_bytes(const Kernels& kernels) {
            "bytes of activations do not grow");
 }
 
+// A large part that is given back leaves no memory behind when the next part is still larger.
+void test_arena() {
+    constexpr std::size_t kLarge = std::size_t{80} << 20;
+    quire::Arena arena;
+    const std::byte* small = arena.take(1000);
+    arena.give_back(arena.take(1000));
+    arena.give_back(arena.take(kLarge));
+    arena.take(kLarge + 1);
+    const std::vector<quire::MemoryRange> ranges = arena.ranges();
+    expect(ranges.size() == 2 && ranges[0].data == small && ranges[1].num_bytes > kLarge, "memory that is never used");
+}
+
 // A token with a broken embedding is reported. The tokens before it, and the other sequence, keep their bits.
 void test_not_finite(const Setting& setting) {
     ThreadTeam team(2);
@@ -571,6 +583,7 @@ void test_not_finite(const Setting& setting) {
 }  // namespace
 
 int main() {
+    test_arena();
     quire::testing::for_each_kernels([](const Kernels& kernels) {
         for (const Family family : {Family::kPlain, Family::kBent, Family::kMixed, Family::kLatent, Family::kRecurrent,
                                     Family::kShared, Family::kConvolution, Family::kMamba}) {
