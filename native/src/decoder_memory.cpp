@@ -97,10 +97,13 @@ void Decoder::set_cache(std::vector<PagedKv> layers) {
 void Decoder::reserve(int num_tokens, int num_logits) {
     const ActivationSizes sizes(shape_);
     Activations& a = *activations_;
-    if (num_tokens <= a.num_tokens && num_logits <= a.num_logits) return;
+    const bool needs_tokens = num_tokens > a.num_tokens, needs_logits = num_logits > a.num_logits;
+    if (!needs_tokens && !needs_logits) return;
     team_.quiesce();
-    if (num_tokens > a.num_tokens) {
-        a.num_tokens = 0;
+    num_tokens = std::max(num_tokens, a.num_tokens);
+    num_logits = std::max(num_logits, a.num_logits);
+    a.num_tokens = a.num_logits = 0;  // if an allocation fails, the next call begins again
+    if (needs_tokens) {
         const std::size_t tokens = num_tokens, assignments = tokens * std::max(1, shape_.experts_per_token);
         for (Buffer<float>* buffer : {&a.hidden, &a.normed, &a.update}) buffer->allocate(tokens * sizes.hidden);
         for (Buffer<float>* buffer : {&a.query, &a.attended}) buffer->allocate(tokens * sizes.query);
@@ -133,18 +136,17 @@ void Decoder::reserve(int num_tokens, int num_logits) {
         for (auto* pieces : {&a.attention_pieces, &a.wanted_pieces}) {
             for (AttentionPieces& each : *pieces) each.reserve(num_tokens, shape_.most_kv_heads());
         }
-        a.num_tokens = num_tokens;
     }
-    if (num_logits > a.num_logits) {
-        a.num_logits = 0;
+    if (needs_logits) {
         for (Buffer<float>* buffer : {&a.wanted, &a.wanted_projected})
             buffer->allocate(num_logits * std::size_t(sizes.hidden));
-        a.num_logits = num_logits;
     }
-    const std::size_t assignments = std::size_t(a.num_tokens) * std::max(1, shape_.experts_per_token);
-    const std::size_t rounded = sizes.rounded_bytes(a.num_tokens, assignments, a.num_logits);
+    const std::size_t assignments = std::size_t(num_tokens) * std::max(1, shape_.experts_per_token);
+    const std::size_t rounded = sizes.rounded_bytes(num_tokens, assignments, num_logits);
     if (rounded > a.rounded.size()) a.rounded.allocate(rounded);
     if (a.scratch.size() == 0) a.scratch.allocate(team_.size() * scratch_of(shape_));
+    a.num_tokens = num_tokens;
+    a.num_logits = num_logits;
 }
 
 void Decoder::prepare_memory(const std::vector<MemoryRange>& kv_memory) {
