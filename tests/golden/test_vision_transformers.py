@@ -19,7 +19,7 @@ from quire.compute.native.load import NativeSettings
 from quire.compute.native.load import load_parts as load_native
 from quire.compute.reference.load import load_parts as load_reference
 from quire.compute.vision.patches import normalised_levels
-from quire.compute.worker.image_rows import coordinates_of
+from quire.compute.worker.image_rows import ImageGrids
 from quire.compute.worker.model_runner import StepInputs
 from quire.core.images import CHANNELS, Image
 from support.vision_models import PIXELS, SETTINGS, SIZES, random_image, vision_of
@@ -114,7 +114,7 @@ def test_a_prompt_with_an_image_has_the_logits_of_transformers(name: str, engine
         inputs = replace(inputs, ends_seen=np.where(given < 0, 0, 2 + image.num_tokens))
     if (cell := vision_of(model).cell) is not None:
         placed = image.moved_to(2)
-        inputs = replace(inputs, coordinates=coordinates_of(inputs.positions, (placed,), cell))
+        inputs = replace(inputs, coordinates=ImageGrids.of([placed], cell).coordinates(inputs.positions))
     parts.cache.allocate()
     assert_close(np.asarray(parts.runner.run(inputs, parts.cache).logits)[:, : model.spec.vocab_size], expected)
 

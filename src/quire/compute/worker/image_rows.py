@@ -19,6 +19,7 @@ text continues behind its longer side.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -29,6 +30,8 @@ from quire.compute.worker.model_runner import StepInputs
 from quire.core.images import Image
 from quire.core.request import CacheScope
 from quire.core.step import RowStart, StepPlan
+
+BEHIND_ALL = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +50,7 @@ class ImageRows:
     def __init__(self, encoder: ImageEncoder | None, encoded: EncodedImages) -> None:
         self._encoder = encoder
         self._encoded = encoded
-        self._images: dict[int, tuple[Image, ...]] = {}  # by row, without their pixels
+        self._grids: dict[int, ImageGrids] = {}  # by row, if the model counts images by height and width
         self._pending: dict[int, list[_Placed]] = {}  # by row: images that it has not computed completely
 
     def start(self, start: RowStart) -> None:
@@ -62,21 +65,19 @@ class ImageRows:
             takes_row = np.array(start.tokens[image.start : image.end], np.int64) == self._encoder.placeholder
             indices: IntArray = np.where(takes_row, np.cumsum(takes_row) - 1, -1)
             placed.append(_Placed(image, start.scope, indices, int(takes_row.sum())))
-        self._images[start.row] = tuple(image.without_pixels() for image in start.images)
+        if self._encoder.cell is not None:
+            self._grids[start.row] = ImageGrids.of(start.images, self._encoder.cell)
         self._pending[start.row] = placed
 
     def release(self, row: int) -> None:
         """Forget the images of a row that is free. Mutates."""
-        self._images.pop(row, None)
+        self._grids.pop(row, None)
         self._pending.pop(row, None)
 
     def with_images(self, plan: StepPlan, inputs: StepInputs) -> StepInputs:
         """Return the inputs of a step with what images add to them; encodes the images in it. Mutates."""
-        if not self._images:
-            return inputs
         inputs = self._with_rows(plan, inputs) if self._pending else inputs
-        cell = None if self._encoder is None else self._encoder.cell
-        return inputs if cell is None else self._with_coordinates(inputs, cell)
+        return self._with_coordinates(inputs) if self._grids else inputs
 
     def note_computed(self, plan: StepPlan) -> None:
         """Forget images before the last token that a step has computed. Mutates.
@@ -127,27 +128,44 @@ class ImageRows:
             raise ValueError(f"an image has {found} rows, and {placed.num_rows} tokens that take one")
         return rows
 
-    def _with_coordinates(self, inputs: StepInputs, cell: int) -> StepInputs:
+    def _with_coordinates(self, inputs: StepInputs) -> StepInputs:
         coordinates: IntArray = np.stack([inputs.positions] * 3)
         for sequence, row in enumerate(inputs.rows.tolist()):
-            if row in self._images:
+            if row in self._grids:
                 tokens = inputs.tokens_of(sequence)
-                coordinates[:, tokens] = coordinates_of(inputs.positions[tokens], self._images[row], cell)
+                coordinates[:, tokens] = self._grids[row].coordinates(inputs.positions[tokens])
         return replace(inputs, coordinates=coordinates)
 
 
-def coordinates_of(positions: IntArray, images: tuple[Image, ...], cell: int) -> IntArray:
-    """Return time, height and width of positions in a prompt with images, `[3, positions]`. Does not mutate.
+@dataclass(frozen=True, slots=True)
+class ImageGrids:
+    """The images of a prompt as columns, so that a step works as much for many as for one.
 
-    >>> coordinates_of(np.arange(9), (Image.of(2, 6, 2, 3, bytes(18)),), cell=1)[1:].tolist()
-    [[0, 1, 2, 2, 2, 3, 3, 3, 5], [0, 1, 2, 3, 4, 2, 3, 4, 5]]
+    `shifts[i]`: what the first i images add to the positions behind them. The last entries stand for no image.
     """
-    coordinates: IntArray = np.stack([positions] * 3)
-    for image in images:
-        height, width = image.height // cell, image.width // cell
-        inside = (positions >= image.start) & (positions < image.end)
-        place = positions[inside] - image.start
-        first = coordinates[0, inside] - place
-        coordinates[:, inside] = np.stack([first, first + place // width, first + place % width])
-        coordinates[:, positions >= image.end] += max(height, width) - image.num_tokens
-    return coordinates
+
+    starts: IntArray
+    ends: IntArray
+    widths: IntArray
+    shifts: IntArray
+
+    @classmethod
+    def of(cls, images: Sequence[Image], cell: int) -> ImageGrids:
+        """Return the grids of images in the order of their places."""
+        columns = [(image.start, image.end, image.height // cell, image.width // cell) for image in images]
+        starts, ends, heights, widths = np.array(columns, np.int64).reshape(-1, 4).T
+        shifts = np.cumsum(np.maximum(heights, widths) - (ends - starts))
+        return cls(np.append(starts, BEHIND_ALL), ends, np.append(widths, 1), np.append(0, shifts))
+
+    def coordinates(self, positions: IntArray) -> IntArray:
+        """Return time, height and width of positions, `[3, positions]`. Does not mutate.
+
+        >>> grids = ImageGrids.of([Image.of(2, 6, 2, 3, bytes(18))], cell=1)
+        >>> grids.coordinates(np.arange(9))[1:].tolist()
+        [[0, 1, 2, 2, 2, 3, 3, 3, 5], [0, 1, 2, 3, 4, 2, 3, 4, 5]]
+        """
+        image = np.searchsorted(self.ends, positions, side="right")
+        place = np.maximum(0, positions - self.starts[image])
+        first = positions + self.shifts[image] - place
+        rows, columns = np.divmod(place, self.widths[image])
+        return np.stack([first, first + rows, first + columns])
