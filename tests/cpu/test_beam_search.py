@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any, Literal
 
@@ -199,3 +199,19 @@ def test_an_end_that_is_not_among_the_first_ends_nothing() -> None:
     assert [found.token_ids for found in search.finished] == [(1, 9)]
     assert extensions == [Extension(0, 1), Extension(1, 4)]
     assert not search.is_over
+
+
+def test_a_wide_search_takes_the_best_of_its_candidates_only() -> None:
+    rules, taken = SearchRules(width=64, max_length=9, eos_token_ids=frozenset({9})), []
+
+    def candidates(first: float) -> Iterator[tuple[int, float]]:
+        for token in range(rules.num_candidates):
+            taken.append(token)
+            yield token, first - token / 8
+
+    search = BeamSearch(rules)
+    search.advance([candidates(-1.0)])
+    assert len(taken) == rules.num_candidates
+    taken.clear()
+    assert len(search.advance([candidates(-1.0 - text) for text in range(rules.width)])) == rules.width
+    assert len(taken) <= rules.width + rules.num_candidates

@@ -15,9 +15,11 @@ transformers, and texts and scores are the same.
 
 from __future__ import annotations
 
+import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Literal, NamedTuple
 
 from quire.core.hypothesis import Hypothesis
@@ -55,8 +57,8 @@ class RunningText(NamedTuple):
     total: float
 
 
-Candidates = Sequence[tuple[int, float]]
-"""The likeliest next tokens of one running text, with their log-probabilities."""
+Candidates = Iterable[tuple[int, float]]
+"""The likeliest next tokens of one running text, best first, with their log-probabilities."""
 
 
 class BeamSearch:
@@ -92,16 +94,17 @@ class BeamSearch:
         return [] if self.is_over else [extension for extension, _ in going_on]
 
     def _best_extensions(self, candidates: Sequence[Candidates]) -> list[tuple[Extension, float]]:
-        is_long_enough = len(self._running[0].token_ids) >= self.rules.min_length
-        banned = frozenset[int]() if is_long_enough else self.rules.eos_token_ids
-        found = [
-            (Extension(parent, token), self._running[parent].total + logprob)
-            for parent, tokens in enumerate(candidates)
-            for token, logprob in tokens
-            if token not in banned
-        ]
-        found.sort(key=lambda each: (-each[1], each[0]))
-        return found[: self.rules.num_candidates]
+        """Return the best of all extensions, best first, without a look at others of a text. Does not mutate."""
+        texts = [self._extensions(parent, tokens) for parent, tokens in enumerate(candidates)]
+        best_first = heapq.merge(*texts, key=lambda each: (-each[1], each[0]))
+        return list(islice(best_first, self.rules.num_candidates))
+
+    def _extensions(self, parent: int, tokens: Candidates) -> Iterator[tuple[Extension, float]]:
+        text = self._running[parent]
+        banned = () if len(text.token_ids) >= self.rules.min_length else self.rules.eos_token_ids
+        for token, logprob in tokens:
+            if token not in banned:
+                yield Extension(parent, token), text.total + logprob
 
     def _ends(self, extension: Extension) -> bool:
         length = len(self._running[extension.parent].token_ids) + 1

@@ -409,7 +409,7 @@ class Worker:
                 outputs.logits, logit_rows, np.zeros(len(rows), np.int64), np.full(len(rows), count)
             )
             candidates = [
-                list(zip(ids, logprobs, strict=True))
+                zip(ids, logprobs, strict=True)
                 for ids, logprobs in zip(likeliest.top_ids.tolist(), likeliest.top_logprobs.tolist(), strict=True)
             ]
             steps, found = self._beams.advance(request_id, rows, candidates)
