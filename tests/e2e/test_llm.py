@@ -420,6 +420,46 @@ def test_an_interrupt_waits_for_the_step_and_ends_the_call(llm: LLM, monkeypatch
     assert len(tokens(llm, [[1]])[0]) == 12
 
 
+def interrupt_once(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, number: int) -> None:
+    """Interrupt the program as it enters the call of this number of a method."""
+    method, calls = getattr(owner, name), [0]
+
+    def interrupted(*arguments: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == number:
+            signal.raise_signal(signal.SIGINT)
+        return method(*arguments)
+
+    monkeypatch.setattr(owner, name, interrupted)
+
+
+def test_an_interrupt_takes_no_token_from_a_stream_that_is_open_meanwhile(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (expected,) = tokens(llm, [SYSTEM])
+    for number in (1, len(expected) - 1):  # in the last step, the stream ends
+        stream = llm.stream([SYSTEM], GREEDY)
+        next(stream)
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            interrupt_once(patch, llm.engine, "step", number)
+            llm.generate([[1]], replace(GREEDY, max_tokens=20))
+        assert list(stream)[-1].outputs[0].token_ids == expected
+
+
+@pytest.mark.parametrize("place", ["scheduler.add", "processor.add", "scheduler.abort"])
+def test_an_interrupt_between_steps_leaves_no_request_running(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    owner = llm.engine.scheduler if place.startswith("scheduler") else llm._processor
+    if place == "scheduler.abort":  # a second interrupt, while the first one ends the call
+        interrupt_once(monkeypatch, llm.engine, "step", 2)
+    interrupt_once(monkeypatch, owner, place.partition(".")[2], 2)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate([[1], [2], [3]], GREEDY)
+    assert_clean(llm)
+    assert not llm._processor._requests
+
+
 def test_an_engine_that_fails_says_so_from_then_on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with make(folder) as llm:
 

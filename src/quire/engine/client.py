@@ -108,6 +108,10 @@ class EngineClient:
         if self._failure and isinstance(command, Abort | DropAdapter | Fail | Stop):
             return
         self._require_engine()
+        with InterruptsDeferred():
+            self._carry_out(command)
+
+    def _carry_out(self, command: AnyCommand) -> None:
         match command:
             case Add(request_id):
                 self._core.send(command)

@@ -21,6 +21,7 @@ from quire.engine.client import EngineClient
 from quire.engine.commands import AnyCommand, OperatorVerbs
 from quire.engine.door import FOR_VECTORS, LocalModel, Ticket, make_config, open_engine
 from quire.engine.outputs import ClassificationOutput, EmbeddingOutput, RequestOutput
+from quire.engine.process.interrupts import InterruptsDeferred
 from quire.engine.process.ownership import Turn
 from quire.engine.progress import ProgressBar
 from quire.engine.records.stats import EngineStats
@@ -318,20 +319,22 @@ class LLM(LocalModel, OperatorVerbs):
                     self._door.adapters.hold_now(facts, self._client.send, self._client.stats)
                     held.append(facts)
             for each in prepared:
-                self._client.send(each.request)
+                under_way.add(each.request.request_id)  # first: an interrupt must not leave it running
                 self._processor.add(each, inbox.append)
-                under_way.add(each.request.request_id)
+                self._client.send(each.request)
             while under_way:
                 self._end_left()
                 if not inbox:
-                    self._processor.process(self._client.receive())
+                    with InterruptsDeferred():  # the updates of other calls come only once
+                        self._processor.process(self._client.receive())
                 while inbox:
                     request = inbox.popleft()
                     if request.finished:
                         under_way.discard(request.request_id)
                     yield request
         finally:
-            for request_id in under_way:
-                self._processor.abort(request_id)
-            for facts in held:
-                self._door.adapters.release(facts, self._client.send)
+            with InterruptsDeferred():
+                for request_id in under_way:
+                    self._processor.abort(request_id)
+                for facts in held:
+                    self._door.adapters.release(facts, self._client.send)
