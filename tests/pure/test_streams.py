@@ -7,21 +7,26 @@ import random
 from array import array
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quire.core.adapters import AdapterFacts
 from quire.core.clock import ManualClock
 from quire.core.errors import ExecutionError
-from quire.core.request import FinishReason
+from quire.core.request import CacheScope, FinishReason
 from quire.core.sampling_params import SamplingParams
 from quire.engine.client import SequenceUpdate
 from quire.engine.commands import Abort, Add, AnyCommand
 from quire.engine.outputs import RequestDelta, RequestOutput
+from quire.engine.process.adapter_set import AdapterSet
+from quire.engine.records.stats import EngineStats
 from quire.engine.streams import RequestStreams
 from quire.engine.text.output_processor import PreparedRequest
+from support.waiting import until
 
 PATIENCE_S = 300
 
@@ -283,3 +288,25 @@ def test_updates_that_cannot_be_processed_leave_nobody_waiting(caplog: pytest.Lo
 
     run(work())
     assert "updates of the engine cannot be processed" in caplog.text
+
+
+def test_a_request_that_is_aborted_while_it_waits_for_its_adapter_never_reaches_the_engine() -> None:
+    async def work() -> None:
+        room, found = Room(), list[RequestDelta]()
+        facts = AdapterFacts("/x", "x", 4, 100, "")
+        adapters = AdapterSet({"x": facts}, lambda folder: facts, 100)
+        adapters._loaded.clear()
+        states: dict[str, str] = {}
+        room.streams.hold_adapters(adapters, lambda: EngineStats(adapters=states))
+        asked = prepared("r")
+        asked = replace(asked, request=replace(asked.request, scope=CacheScope(adapter="x")))
+        reader = asyncio.create_task(read(room.streams.deltas(asked), found))
+        await until(lambda: bool(room.link.commands))
+        room.streams.abort("shown")
+        states["x"] = "ready"
+        await reader
+        assert [delta.finished for delta in found] == [True]
+        assert not any(isinstance(command, Add) for command in room.link.commands)
+        assert len(room.streams) == 0
+
+    run(work())

@@ -106,7 +106,8 @@ class RequestStreams:
             held = await self._held(prepared.request.scope.adapter)
             if stream.failure:
                 raise ExecutionError(stream.failure)
-            self._link.send(prepared.request)
+            if not request.finished:  # else it was aborted while it waited for its adapter
+                self._link.send(prepared.request)
             finished = False
             while not finished:
                 await stream.changed.wait()
