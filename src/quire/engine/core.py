@@ -115,8 +115,6 @@ class EngineCore:
                 self._change_adapters(command)
             case AwaitImages():
                 carry_out(command, self.scheduler)
-            case AwaitImages():
-                carry_out(command, self.scheduler)
             case _:
                 carry_out(command, self.scheduler)
                 if self._images is not None:
