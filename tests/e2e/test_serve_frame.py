@@ -15,6 +15,7 @@ import pytest
 
 from quire.core.errors import ExecutionError, InvalidConfigError
 from quire.engine.records.stats import ModelState
+from quire.serve import guard
 from quire.serve.config import ServerConfig
 from quire.serve.server import listen
 from support.bare_server import NUM_PARTS, PART, Answer, BareServer, FakeModel, read_answer, serving
@@ -321,6 +322,12 @@ def test_a_large_head_is_431(server: BareServer, data: bytes) -> None:
     assert answer.headers["connection"] == "close"
 
 
+def test_very_many_headers_are_431() -> None:
+    with serving() as server:
+        assert server.send(head("/livez", *["a:"] * 300)).error["code"] == "head_too_large"
+        assert server.send(head("/livez", *["a:"] * 200)).status == 200
+
+
 def test_a_head_that_never_ends_is_431_however_slowly_it_comes(server: BareServer) -> None:
     with server.connected() as connection:
         connection.sendall(b"GET /livez HTTP/1.1\r\n")
@@ -379,6 +386,16 @@ def test_half_a_head_does_not_end_the_answer_before_it(server: BareServer) -> No
         time.sleep(0.1)
         connection.sendall(b"GET /li")
         assert read_answer(connection).body == PART * NUM_PARTS
+
+
+def test_a_request_that_does_not_wait_for_the_answer_before_it_gets_none(
+    server: BareServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guard, "LINGER_S", 0.1)
+    with server.connected() as connection:
+        connection.sendall(head("/livez") * 10_000)
+        assert read_answer(connection).status == 200
+        assert connection.recv(100) == b""
 
 
 @pytest.mark.parametrize(
@@ -516,9 +533,10 @@ def test_a_second_signal_does_not_wait() -> None:
     assert server.server.was_forced
 
 
-def test_a_client_that_leaves_has_left_the_gate(server: BareServer) -> None:
+@pytest.mark.parametrize("num_more", [0, 1])
+def test_a_client_that_leaves_has_left_the_gate(server: BareServer, num_more: int) -> None:
     with server.connected() as waiting:
-        waiting.sendall(head("/v1/wait"))
+        waiting.sendall(head("/v1/wait") + num_more * head("/livez"))
         wait_until(lambda: server.services.gate.num_visits == 1)
     wait_until(lambda: server.services.gate.num_visits == 0)
     server.services.gate.check()

@@ -9,6 +9,10 @@ guard counts bytes as they arrive, because the parser keeps an endless header wi
 trailers after the last chunk of a body. If an answer is sent before the whole body has arrived, the guard does not
 close the connection at once, because the system would discard the answer with the unread bytes: it reads and drops the
 rest for a moment.
+
+A connection has one call at a time. A request that arrives before the previous answer has ended is dropped, and the
+connection closed after that answer: the client sends the request again on another one (RFC 9112, 9.3.2). uvicorn would
+queue any number of such requests, and no longer notice that the client of the running call has left.
 """
 
 from __future__ import annotations
@@ -35,6 +39,9 @@ LINGER_S: Final = 2.0
 IDLE_S: Final = 1.0
 """At the limit of connections, one that has been idle for this long makes room for a new one."""
 
+MAX_HEADERS: Final = 256
+"""The most headers of a request: each takes a hundred bytes of memory more than it has."""
+
 DROP: Final = struct.pack("ii", 1, 0)
 
 TOO_MANY_CONNECTIONS: Final = ApiError(
@@ -43,6 +50,7 @@ TOO_MANY_CONNECTIONS: Final = ApiError(
     code="too_many_connections",
     headers={"retry-after": "1"},
 )
+TOO_MANY_HEADERS: Final = ApiError(431, f"the request has more than {MAX_HEADERS} headers", code="head_too_large")
 NO_HTTP: Final = ApiError(400, "this is not a valid HTTP request", code="invalid_http_request")
 
 
@@ -78,6 +86,10 @@ def guarded(guard_limits: GuardLimits) -> type[GuardedProtocol]:
     return Guarded
 
 
+class EarlyRequestError(Exception):
+    """A request arrives before the previous answer has ended."""
+
+
 class GuardedProtocol(HttpToolsProtocol):
     """One connection."""
 
@@ -98,6 +110,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._has_had_head = False
         self._is_refused = False
         self._num_head_bytes = 0  # of the path and headers that the parser has reported
+        self._num_headers = 0
         self._num_hidden_bytes = 0  # received since its last report
         self._num_unread_bytes = 0  # in the write buffer at the last look
         self._refusal = NO_HTTP
@@ -148,10 +161,13 @@ class GuardedProtocol(HttpToolsProtocol):
     # ---- the parser's reports ---------------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        """Note that a head begins. Mutates."""
+        """Note that a head begins; drop it if the previous answer has not ended. Mutates."""
+        if not self._is_idle:
+            self._is_refused = True
+            raise EarlyRequestError  # the parser stops
         super().on_message_begin()
         self._is_head_open = True
-        self._num_head_bytes = 0
+        self._num_head_bytes = self._num_headers = 0
         if self._has_had_head:  # else all bytes of the connection belong to this head
             self._num_hidden_bytes = 0
 
@@ -163,6 +179,10 @@ class GuardedProtocol(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         """Count a complete header. Mutates."""
         super().on_header(name, value)
+        self._num_headers += 1
+        if self._num_headers > MAX_HEADERS:
+            self._refusal = TOO_MANY_HEADERS
+            raise self._refusal
         self._count_head(len(name) + len(value) + len(": \r\n"))
 
     def on_headers_complete(self) -> None:
@@ -196,17 +216,19 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Refuse a request that the parser gave up on, because it is malformed or its head is too large. Mutates."""
-        self._refuse(self._refusal)
+        if not self._is_refused:
+            self._refuse(self._refusal)
 
     # ---- the end of an answer ---------------------------------------------------------------------------------------
 
     def on_response_complete(self) -> None:
         """Note that an answer was written. Mutates."""
-        is_body_left = self._is_body_open and not self.pipeline
+        is_more_left = self._is_body_open or self._is_refused
+        self.cycle.body.clear()  # the part that the endpoint has not read
         super().on_response_complete()
         if self.transport.is_closing():
             self._close()
-        elif is_body_left:
+        elif is_more_left:
             self._stop_closing()
             self._close_timer = self.loop.call_later(LINGER_S, self._close)
         elif self._is_idle:
