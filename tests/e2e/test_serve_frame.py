@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -326,6 +327,22 @@ def test_very_many_headers_are_431() -> None:
     with serving() as server:
         assert server.send(head("/livez", *["a:"] * 300)).error["code"] == "head_too_large"
         assert server.send(head("/livez", *["a:"] * 200)).status == 200
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="these options are those of Linux")
+def test_the_system_ends_connections_whose_clients_have_vanished(server: BareServer) -> None:
+    with server.connected() as connection:
+        connection.sendall(head("/livez"))
+        assert read_answer(connection).status == 200
+        mine = connection.getsockname()
+        [theirs] = [
+            each.transport.get_extra_info("socket")
+            for each in server.server._http.server_state.connections
+            if each.client == mine
+        ]
+        assert theirs.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        assert theirs.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 1
+        assert theirs.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 1000  # 0.4 s, rounded up
 
 
 def test_a_head_that_never_ends_is_431_however_slowly_it_comes(server: BareServer) -> None:

@@ -6,7 +6,7 @@ import http.client
 import socket
 import ssl
 import time
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import pytest
@@ -19,9 +19,12 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from quire.core.errors import InvalidConfigError
+from quire.serve import guard
 from quire.serve.config import ServerConfig
+from quire.serve.connections import ACCEPTED_AT_ONCE
 from quire.serve.tls import make_tls_context
-from support.bare_server import serving
+from support.bare_server import BareServer, serving
+from support.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +40,10 @@ def files(authority: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> tu
     for index, blob in enumerate(issued.cert_chain_pems):
         blob.write_to_path(folder / "cert.pem", append=index > 0)
     return str(folder / "cert.pem"), str(folder / "key.pem")
+
+
+def https(server: BareServer, authority: trustme.CA) -> http.client.HTTPSConnection:
+    return http.client.HTTPSConnection("localhost", server.port, timeout=60, context=trusting(authority))
 
 
 def trusting(authority: trustme.CA) -> ssl.SSLContext:
@@ -82,6 +89,56 @@ def test_a_client_that_does_not_shake_hands_is_left_and_hurts_no_other(
             with suppress(ConnectionResetError):
                 assert not client.recv(4096).startswith(b"HTTP")
             client.close()
+
+
+def test_the_oldest_handshakes_make_room_for_new_ones(authority: trustme.CA, files: tuple[str, str]) -> None:
+    limits = {"max_connections": 20, "header_timeout_s": 300}
+    with serving(tls_cert=files[0], tls_key=files[1], **limits) as server, ExitStack() as opened:
+        address = "127.0.0.1", server.port
+        silent = [opened.enter_context(closing(socket.create_connection(address, timeout=60))) for _ in range(40)]
+        with closing(https(server, authority)) as connection:
+            connection.request("GET", "/livez")
+            assert connection.getresponse().status == 200
+        for client in silent[:20]:
+            with suppress(ConnectionResetError):
+                assert client.recv(1) == b""
+        for client in silent[-5:]:
+            client.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                client.recv(1)
+
+
+@pytest.mark.parametrize("are_used", [False, True])
+def test_clients_that_do_not_agree_to_end_take_no_more_places(
+    authority: trustme.CA, files: tuple[str, str], monkeypatch: pytest.MonkeyPatch, are_used: bool
+) -> None:
+    monkeypatch.setattr(guard, "IDLE_S", 0.0)
+    most = 2 + ACCEPTED_AT_ONCE * are_used
+    with serving(tls_cert=files[0], tls_key=files[1], max_connections=2) as server, ExitStack() as opened:
+        wait_until(lambda: server.services.gate.is_ready)
+        connections = server.server._http.server_state.connections
+        for number in range(2 + ACCEPTED_AT_ONCE + 8):
+            client = opened.enter_context(closing(https(server, authority)))
+            with suppress(OSError):  # it was refused in the middle of its handshake
+                client.connect()
+            if are_used and number < 2:
+                client.request("GET", "/v1/wait")
+                wait_until(lambda number=number: server.services.gate.num_visits > number)
+        wait_until(lambda: len(connections) <= most)
+        assert len(connections) == most
+
+
+def test_a_client_that_reads_nothing_is_cut_off(
+    authority: trustme.CA, files: tuple[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    with (
+        serving(tls_cert=files[0], tls_key=files[1], write_timeout_s=0.2) as server,
+        closing(https(server, authority)) as client,
+    ):
+        client.request("GET", "/v1/large", headers={"Connection": "close"})
+        wait_until(lambda: server.server._http.server_state.connections)
+        wait_until(lambda: not server.server._http.server_state.connections)
+    assert "Exception" not in caplog.text
 
 
 def refusal(**settings: str | None) -> str:

@@ -9,10 +9,14 @@ as far as the system permits.
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import math
 import resource
+import socket
+import sys
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final
 
 from quire.core.errors import InvalidConfigError
 
@@ -22,6 +26,8 @@ UNCOUNTED: Final = 5 * ACCEPTED_AT_ONCE
 OTHER_FILES: Final = 64
 """The server's own open files: its listener and logs, the engine, the trial of grammars, files being read."""
 FEWEST_CONNECTIONS: Final = 16
+LONGEST_S: Final = 32_767
+"""The longest time before a probe that the system takes."""
 
 logger = logging.getLogger("quire.serve")
 
@@ -57,3 +63,43 @@ def connections_within(max_files: int, wanted: int) -> int:
         least = f"{FEWEST_CONNECTIONS + beside} or more: ulimit -n 4096"
         raise InvalidConfigError("limit of open files", max_files, least)
     return max_files - beside
+
+
+def end_with_client(connected: socket.socket | None, seconds: float) -> None:
+    """Let the system end a connection whose client has vanished, within this time if data is on its way, else twice it.
+
+    Mutates the socket.
+    """
+    if sys.platform != "linux" or connected is None:
+        return
+    whole = min(max(1, math.ceil(seconds)), LONGEST_S)
+    with suppress(OSError):  # it has ended already
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * whole)
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, whole)
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, whole)
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
+
+class Handshakes:
+    """TLS handshakes in progress. asyncio makes a connection of each only when it has ended, so nothing else counts it.
+
+    Use it in one event loop.
+    """
+
+    def __init__(self) -> None:
+        self._tasks: dict[asyncio.Task[Any], None] = {}  # the oldest first
+
+    def begin(self, most: int) -> None:
+        """Count the handshake of the current task; above this number, end the oldest. Mutates.
+
+        asyncio calls the factory of protocols in the task that waits for the handshake.
+        """
+        task = asyncio.current_task()
+        if task is None:
+            return
+        self._tasks[task] = None
+        task.add_done_callback(lambda ended: self._tasks.pop(ended, None))
+        while len(self._tasks) > most:
+            oldest = next(iter(self._tasks))
+            del self._tasks[oldest]
+            oldest.cancel()

@@ -31,6 +31,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from quire.serve.config import ServerConfig
+from quire.serve.connections import ACCEPTED_AT_ONCE, end_with_client
 from quire.serve.errors import ApiError, head_too_large, request_timeout
 
 LINGER_S: Final = 2.0
@@ -123,12 +124,16 @@ class GuardedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
         """Accept a connection, or refuse it at the limit. Mutates."""
         super().connection_made(transport)
-        if len(self.connections) > self.limits.max_connections and not self._take_place():
-            self._write_refusal(TOO_MANY_CONNECTIONS)
-            self._close()
-        else:
+        end_with_client(transport.get_extra_info("socket"), self.limits.write_timeout_s)
+        num_over = len(self.connections) - self.limits.max_connections
+        if num_over <= 0 or self._take_place():
             self.idle[self] = self.loop.time()
             self._watch_head()
+        elif num_over > ACCEPTED_AT_ONCE:
+            self._drop()  # with TLS, those that were refused stay until their clients agree to end
+        else:
+            self._write_refusal(TOO_MANY_CONNECTIONS)
+            self._close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel the timers of a lost connection. Mutates."""
@@ -281,8 +286,8 @@ class GuardedProtocol(HttpToolsProtocol):
             if self.loop.time() - since_s < IDLE_S:
                 return False
             del self.idle[oldest]
-            if oldest.transport.get_write_buffer_size():
-                oldest._drop()  # its client does not read, and its place is needed now
+            if oldest.scheme == "https" or oldest.transport.get_write_buffer_size():
+                oldest._drop()  # its client may not agree to end, or does not read, and its place is needed now
             else:
                 oldest._close()
             return True
@@ -325,7 +330,8 @@ class GuardedProtocol(HttpToolsProtocol):
     def _close(self) -> None:
         """Close when everything is written; drop what a client does not read in time. Mutates."""
         self._stop_closing()
-        self.transport.close()
+        if not self.transport.is_closing():  # a second `close` would make a TLS transport unusable
+            self.transport.close()
         self._close_timer = self.loop.call_later(self.limits.write_timeout_s, self._drop)
 
     def _drop(self) -> None:

@@ -33,7 +33,7 @@ from quire.core.errors import ExecutionError, InvalidConfigError
 from quire.core.threaded_output import drain_output
 from quire.engine.records.stats import ModelState
 from quire.serve.app import make_app
-from quire.serve.connections import ACCEPTED_AT_ONCE, allow_connections
+from quire.serve.connections import ACCEPTED_AT_ONCE, Handshakes, allow_connections
 from quire.serve.frame import NO_ROUTE
 from quire.serve.greeting import greeting, kv_memory_hint, use_of
 from quire.serve.guard import GuardLimits, guarded
@@ -107,7 +107,8 @@ class Server:
         self._stopping: asyncio.Task[None] | None = None
         tls = make_tls_context(services.config)
         self._scheme = "http" if tls is None else "https"
-        self._http = _HttpServer(_uvicorn_config(services, app), tls, services.config.header_timeout_s)
+        most = allow_connections(services.config.max_connections)
+        self._http = _HttpServer(_uvicorn_config(services, app, most), tls, services.config.header_timeout_s, most)
         self.was_forced = False
 
     async def run(self, listener: socket.socket) -> None:
@@ -265,10 +266,13 @@ def end_process(status: int) -> NoReturn:
 class _HttpServer(uvicorn.Server):
     """uvicorn without its signal handlers, and with a time limit for TLS handshakes."""
 
-    def __init__(self, config: uvicorn.Config, tls: ssl.SSLContext | None, handshake_timeout_s: float) -> None:
+    def __init__(
+        self, config: uvicorn.Config, tls: ssl.SSLContext | None, handshake_timeout_s: float, max_connections: int
+    ) -> None:
         super().__init__(config)
         self._tls = tls
         self._handshake_timeout_s = None if tls is None else handshake_timeout_s
+        self._max_connections = max_connections
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -277,8 +281,11 @@ class _HttpServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen. Many connections can wait in the system's queue, though few are accepted at once. Mutates."""
+        handshakes, connections = Handshakes(), self.server_state.connections
 
         def connection() -> asyncio.Protocol:
+            if self._tls is not None:
+                handshakes.begin(max(ACCEPTED_AT_ONCE, self._max_connections - len(connections)))
             return self.config.http_protocol_class(  # type: ignore[call-arg]
                 config=self.config, server_state=self.server_state, app_state={}, _loop=None
             )
@@ -303,9 +310,8 @@ class _HttpServer(uvicorn.Server):
             connection.transport.abort()
 
 
-def _uvicorn_config(services: ServerServices, app: ASGIApp) -> uvicorn.Config:
+def _uvicorn_config(services: ServerServices, app: ASGIApp, max_connections: int) -> uvicorn.Config:
     config, calls = services.config, services.calls
-    max_connections = allow_connections(config.max_connections)
     limits = GuardLimits.of(config, max_connections, lambda status: calls.note_request(NO_ROUTE, status))
     return uvicorn.Config(
         app,
