@@ -676,6 +676,30 @@ def test_commands_for_all_go_to_all_and_closing_ends_everything() -> None:
     run(test)
 
 
+def test_an_engine_that_still_loads_is_killed_when_the_set_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would read that it should end only once it has loaded."""
+
+    async def test() -> None:
+        killed = list[FakeEngine]()
+        monkeypatch.setattr(FakeEngine, "kill", lambda engine: killed.append(engine))
+        fleet = Fleet(2)
+        start = fleet.set.replicas[1]._start
+
+        async def start_silent(index: int) -> FakeEngine:
+            engine = cast(FakeEngine, await start(index))
+            engine._queue = asyncio.Queue()
+            return engine
+
+        fleet.set.replicas[1]._start = start_silent
+        async with fleet:
+            assert [each.state for each in fleet.set.replicas] == [ModelState.READY, ModelState.STARTING]
+            monkeypatch.setattr(FakeEngine, "send", lambda *_: None)
+        await fleet.set.close()
+        assert killed == [fleet.engine(1)]
+
+    run(test)
+
+
 def test_an_engine_is_added_while_requests_would_wait_and_ended_when_none_do(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -37,6 +37,8 @@ STAYS_UP_S: Final = 60.0
 """After this many seconds of running, an engine that ends is restarted after the shortest delay."""
 MOST_FAILED_STARTS: Final = 5
 CLOSING_S: Final = 10.0
+LOADS: Final = (ModelState.STARTING, ModelState.RESTARTING)
+"""The states of an engine that has a process but is not ready."""
 
 
 class ReplicaOwner(Protocol):
@@ -137,7 +139,9 @@ class Replica:
             self._connection.send(Close())
 
     async def close(self) -> None:
-        """End the engine and do not restart it. May be called twice."""
+        """End the engine and do not restart it; kill it if it still loads. May be called twice."""
+        if self._connection is not None and self.state in LOADS:
+            self._connection.kill()  # it reads no message before it has loaded
         self.state = ModelState.CLOSED
         if self._task is not None:
             if not self._task.cancelling():  # a second cancellation would interrupt its wait for the process
