@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -262,6 +264,28 @@ def test_closing_ends_what_is_under_way(folder: Path) -> None:
             os.kill(process_id, 0)
 
     run(test)
+
+
+@pytest.mark.parametrize("starts", [False, True])
+def test_a_closed_model_is_freed_at_once(folder: Path, starts: bool) -> None:
+    """A server looks for unreachable objects only now and then."""
+
+    async def test() -> None:
+        llm = SupervisedLLM(config(folder))
+        if starts:
+            async with llm:
+                pass
+        else:
+            await llm.close()
+        kept = weakref.ref(llm.tokenizer)
+        del llm
+        assert kept() is None
+
+    gc.disable()
+    try:
+        run(test)
+    finally:
+        gc.enable()
 
 
 def test_an_orphan_ends_by_itself_and_ignores_signals_of_its_group(folder: Path) -> None:

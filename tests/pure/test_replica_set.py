@@ -681,7 +681,11 @@ def test_an_engine_that_still_loads_is_killed_when_the_set_is_closed(monkeypatch
 
     async def test() -> None:
         killed = list[FakeEngine]()
-        monkeypatch.setattr(FakeEngine, "kill", lambda engine: killed.append(engine))
+
+        def kill(engine: FakeEngine) -> None:
+            killed.append(engine)
+
+        monkeypatch.setattr(FakeEngine, "kill", kill)
         fleet = Fleet(2)
         start = fleet.set.replicas[1]._start
 

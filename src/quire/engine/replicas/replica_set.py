@@ -202,6 +202,7 @@ class ReplicaSet:
         if self.fetches is not None:
             await self.fetches.close()
         self.settled.set()
+        self._owner, self._note_ready = None, lambda replica: None  # the model and its tokenizer can be freed
 
     def close_to_requests(self, replica: Replica) -> None:
         """Send an engine no new requests until `open_to_requests`; its own requests go on. Mutates."""

@@ -17,6 +17,7 @@ import secrets
 from array import array
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from quire.core.adapters import AdapterFacts
@@ -82,17 +83,17 @@ class SupervisedLLM(OpenModel, OperatorVerbs):
 
         super().__init__(Door(blueprint or plan_engine(config), text_pool=text_pool))
         self._settings = replicas
-        self._hash_key = secrets.token_bytes(32)
+        hash_key = secrets.token_bytes(32)
         self._set = ReplicaSet(
-            self._start_engine,
+            partial(_start_engine, self.config, replicas, hash_key),
             replicas,
-            Router(self.config.block_size, self._hash_key, LEAST_WORK if replicas.num_replicas > 1 else LEAST_LOADED),
+            Router(self.config.block_size, hash_key, LEAST_WORK if replicas.num_replicas > 1 else LEAST_LOADED),
             clock or SystemClock(),
             note_loaded=note_loaded,
             note_ready=self._note_ready,
         )
         self._streams = RequestStreams(self._set, self._door.tokenizer, clock or SystemClock(), self._door.condemn)
-        self._streams.hold_adapters(self._door.adapters, self.stats)
+        self._streams.hold_adapters(self._door.adapters, self._set.stats)
         self._set.serve(self._streams)
         self._home = Home()
         self._report = replicas.shown_in(self._door.report)
@@ -218,16 +219,6 @@ class SupervisedLLM(OpenModel, OperatorVerbs):
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def _start_engine(self, index: int) -> EngineConnection:
-        configure = Configure(self.config, self._settings.patience, self._hash_key)
-        if self._settings.start is not None:
-            return await self._settings.start(configure)
-        host = self._settings.host
-        if host is None or not host.waits:
-            is_alone = self._settings.num_replicas == 1
-            host = WaitingHost(None if is_alone else environment_of(self.config, index, os.environ))
-        return await host.engine(configure)
-
     def _note_ready(self, replica: Replica) -> None:
         """Record a ready engine's report and the smallest limits of all engines; restore its adapters. Mutates."""
         if replica.report is None or replica.limits is None:
@@ -240,3 +231,16 @@ class SupervisedLLM(OpenModel, OperatorVerbs):
             max_sequence_tokens=min(each.max_sequence_tokens for each in every),
         )
         self._door.adapters.restore(replica.send)
+
+
+async def _start_engine(
+    config: EngineConfig, settings: ReplicaSettings, hash_key: bytes, index: int
+) -> EngineConnection:
+    """Start the engine of this number. Not a method, because a closed model must be freed at once."""
+    configure = Configure(config, settings.patience, hash_key)
+    if settings.start is not None:
+        return await settings.start(configure)
+    host = settings.host
+    if host is None or not host.waits:
+        host = WaitingHost(None if settings.num_replicas == 1 else environment_of(config, index, os.environ))
+    return await host.engine(configure)
