@@ -45,7 +45,10 @@ async def first_and_second(host: WaitingHost) -> list[int | None]:
 
 
 def test_the_first_engine_is_in_it_and_the_next_in_another(host: WaitingHost) -> None:
+    """Ctrl-C reaches it too, but is for the server."""
     [waiting] = children()
+    os.kill(waiting, signal.SIGINT)
+    os.kill(waiting, signal.SIGTERM)
     assert host.waits
     first, second = run(lambda: first_and_second(host))
     assert first == waiting != second

@@ -33,6 +33,7 @@ from quire.engine.commands import Command
 from quire.engine.core import EngineCore
 from quire.engine.process.engine_thread import EngineCallbacks, EngineThread
 from quire.engine.process.heartbeat import PATIENCE, Heart, Standstill
+from quire.engine.process.interrupts import MEANT_FOR_SERVER
 from quire.engine.process.messages import (
     LENGTH_BYTES,
     Beat,
@@ -248,8 +249,9 @@ def _exit_after(seconds: float) -> None:
 
 def main(descriptor: int) -> int:
     """Serve over an inherited socket; return the exit status."""
-    for ignored in (signal.SIGINT, signal.SIGTERM):
+    for ignored in MEANT_FOR_SERVER:
         signal.signal(ignored, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, MEANT_FOR_SERVER)
     gc.disable()  # until the engine is built: imports and blocks make many objects, which all stay
     thread_output()
     connection = MessageSocket(socket.socket(fileno=descriptor))

@@ -5,6 +5,10 @@ from __future__ import annotations
 import signal
 import threading
 from types import FrameType, TracebackType
+from typing import Final
+
+MEANT_FOR_SERVER: Final = (signal.SIGINT, signal.SIGTERM)
+"""Signals that a terminal or a service manager sends to a whole group of processes. An engine ignores them."""
 
 
 class InterruptsDeferred:

@@ -6,12 +6,14 @@ this module imports little itself.
 
 from __future__ import annotations
 
+import signal
 import socket
 import subprocess
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from quire.core.python_process import start_python
+from quire.engine.process.interrupts import MEANT_FOR_SERVER
 
 if TYPE_CHECKING:
     from quire.engine.process.connection import LocalEngine
@@ -26,6 +28,8 @@ class WaitingHost:
 
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
         ours, theirs = socket.socketpair()
+        # The process ignores these signals, but only once it has imported its first modules.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, MEANT_FOR_SERVER)
         try:
             arguments = ("-m", "quire.engine.process.engine_host", str(theirs.fileno()))
             self._process = start_python(
@@ -35,6 +39,7 @@ class WaitingHost:
             ours.close()
             raise
         finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             theirs.close()
         self._socket: socket.socket | None = ours
 
