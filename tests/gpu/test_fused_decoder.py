@@ -9,6 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from tests.gpu.layer_launches import WAITS
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from quire import SamplingParams
 from quire.compute.backend import WorkerParts
@@ -33,6 +36,19 @@ from quire.compute.worker.worker import Worker
 from support.spec_models import ON_TORCH, SPECS, write_spec_model
 from support.step_plans import Work
 from support.torch_runs import FLOAT32, EveryLogit, TorchRun
+
+
+class Noted(TorchDispatchMode):
+    """Notes the names of torch's operations."""
+
+    def __init__(self, names: list[str]) -> None:
+        super().__init__()
+        self._names = names
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._names.append(func.name().partition(".")[0])
+        return func(*args, **(kwargs or {}))
+
 
 OperationsOver = Callable[[AttentionBackend[Any]], Operations]
 PLAIN = PlainOperations, PlainExperts(product)
@@ -105,6 +121,23 @@ def test_norms_of_all_heads_in_layers_that_differ_are_those_computed_plainly(dev
         expected, _ = logits_and_tokens(plain, GREEDY)
         found, _ = logits_and_tokens(fused, GREEDY)
         assert np.abs(found - expected).max() <= 1e-5 * max(1.0, np.abs(expected).max())
+
+
+def test_heads_with_norms_of_their_own_are_written_without_waiting_for_the_device(device: str, tmp_path: Path) -> None:
+    """So steps with them can be recorded. Attention itself is the plain one here, in which the host may wait."""
+    write_spec_model(tmp_path, SPECS["parallel"])
+    names: list[str] = []
+
+    class Watched(FusedOperations):
+        def rotate_and_write(self, *arguments: Any) -> torch.Tensor:
+            with Noted(names):
+                return super().rotate_and_write(*arguments)
+
+    settings = replace(FLOAT32, device=device)
+    chosen = Watched, FusedExperts(batch_invariant=False)
+    run = ChosenRun(tmp_path, SPECS["parallel"], settings, chosen, TorchSampler(SPECS["parallel"].vocab_size))
+    logits_and_tokens(run, GREEDY)
+    assert names and not WAITS & set(names)
 
 
 @pytest.mark.parametrize("model", ["plain", "mixed-layers"])

@@ -57,7 +57,8 @@ class FusedOperations:
                 projected = torch.cat((self.norm(queries, query_norm), self.norm(keys, key_norm), values), dim=-1)
                 form = replace(form, query_norm=None, key_norm=None)
         # Few families have a norm of heads by mean and variance, or weights for each head: the kernel supports neither.
-        centers = any(norm is not None and norm.centers for norm in (form.query_norm, form.key_norm))
-        plain = centers or is_rare
-        write = self._plain.rotate_and_write if plain else rope_cache.rotate_and_write
-        return write(projected, form, angles, pair, slots)
+        if is_rare or any(norm is not None and norm.centers for norm in (form.query_norm, form.key_norm)):
+            heads = torch.cat(self._plain.prepared(projected, form, angles), dim=1).flatten(1)
+            form = HeadForm(form.num_heads, form.num_kv_heads, form.head_dim, key_centre=form.key_centre)
+            return rope_cache.rotate_and_write(heads, form, None, pair, slots).to(projected.dtype)
+        return rope_cache.rotate_and_write(projected, form, angles, pair, slots)

@@ -180,6 +180,16 @@ class PlainOperations:
         self, projected: torch.Tensor, form: HeadForm, angles: Angles | None, pair: KVPair, slots: torch.Tensor
     ) -> torch.Tensor:
         """Normalise and rotate queries and keys, store keys and values; return the queries. Mutates the pair."""
+        queries, keys, values = self.prepared(projected, form, angles)
+        if form.num_kv_heads:
+            keys = keys if form.key_centre is None else keys - form.key_centre
+            self._attention.write_kv(pair, slots, keys, values)
+        return queries.to(projected.dtype)
+
+    def prepared(
+        self, projected: torch.Tensor, form: HeadForm, angles: Angles | None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return queries, keys and values, normalised and rotated: float32 `[num_tokens, heads, head_dim]`."""
         heads = projected.to(torch.float32).unflatten(-1, (-1, form.head_dim))  # [num_tokens, all heads, head_dim]
         queries, keys, values = form.split(heads)
         queries = self._prepared(queries, form.query_norm, form, angles)
@@ -187,12 +197,9 @@ class PlainOperations:
             queries = queries * angles.query_factors[:, None, None]
         if form.num_kv_heads:
             keys = self._prepared(keys, form.key_norm, form, angles)
-            if form.key_centre is not None:
-                keys = keys - form.key_centre
             if form.value_norm is not None:
                 values = self.norm(values, form.value_norm)
-            self._attention.write_kv(pair, slots, keys, values)
-        return queries.to(projected.dtype)
+        return queries, keys, values
 
     def _prepared(self, heads: torch.Tensor, norm: Norm | None, form: HeadForm, angles: Angles | None) -> torch.Tensor:
         """Return queries or keys, normalised and rotated."""
