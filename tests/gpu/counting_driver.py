@@ -141,7 +141,7 @@ def engine(
     product = FusedProduct.of(weights.matrices(), weights.dtype, batch_invariant=False)
     experts = FusedExperts(batch_invariant=False)
     decoder = TorchDecoder(spec, weights, Implementations(attention, FusedOperations(attention), product, experts))
-    rehearsals = largest_steps(kv_spec, settings, context_length=20_000)
+    rehearsals = largest_steps(kv_spec, settings, context_length=20_480)
     rehearsals = with_images(rehearsals, spec) if images else rehearsals
     graphs = StepGraphs(decoder, recorder or AgainRecorder(), settings.max_num_seqs)
     draw_graphs = DrawGraphs(decoder, graphs.recorder, settings.max_num_seqs)
@@ -223,7 +223,7 @@ def main(folder: Path, kv_dtype: str) -> None:
         ends = np.maximum(inputs.positions + 1, 20)  # an image, of which a step has some of the tokens or none
         runner.run(replace(inputs, ends_seen=np.minimum(ends, ends_of(inputs))), cache)
     print(json.dumps([rehearsed, compiled()]))
-    launch_many_tasks(cache.attention, cache.pairs()[0])
+    launch_many_tasks(cache.attention, next(pair for pair in cache.pairs().values() if pair.group == 0))
 
 
 def run_alone(module: str, *arguments: str) -> Any:

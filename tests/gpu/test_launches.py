@@ -16,6 +16,7 @@ from support.adapters import adapter_tensors, write_adapter
 from support.guess_layers import GLM, write_guessing_model
 from support.spec_models import write_model_of
 from support.tiny_checkpoint import tiny_qwen3_config, write_tiny_qwen3
+from support.tiny_gemma4 import FAR, NEAR, write_tiny_gemma4
 
 KINDS: dict[str, dict[str, object]] = {
     "windows": {"use_sliding_window": True, "sliding_window": 1200, "max_window_layers": 1},
@@ -56,6 +57,16 @@ def test_all_that_is_served_was_compiled_when_the_largest_steps_were_rehearsed(
     kernels |= {"highest_kernel", "weigh_kernel", "choose_kernel", "penalize_kernel"}
     assert served.keys() >= kernels and served["merge_kernel"] == 4  # of 2, 4, 8 and 16 parts at a time
     assert served["weigh_kernel"] == 2  # logits as the head computes them, and in float32 after rules
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a driver, and all other tests launch on it")
+@pytest.mark.skipif(shutil.which("cc") is None, reason="Triton builds its launchers with a C compiler")
+def test_windows_whose_heads_have_a_size_of_their_own_launch_what_was_rehearsed(tmp_path: Path) -> None:
+    """A window reaches into more splits after the end of one than at it, and no other layer merges as many parts."""
+    layers = {"layer_types": [NEAR, FAR], "num_hidden_layers": 2, "num_kv_shared_layers": 0, "sliding_window": 1024}
+    model = write_tiny_gemma4(tmp_path / "model", **layers, dtype="bfloat16")
+    rehearsed, served = run_alone("tests.gpu.counting_driver", str(model), "auto")
+    assert served == rehearsed
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a driver, and all other tests launch on it")

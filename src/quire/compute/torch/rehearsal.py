@@ -3,7 +3,7 @@
     prompts      the most tokens of a step, with the most logits
     chunks       at the end of the longest context, with the most parts of a launch, and of one tile
     decodes      the most concurrent sequences
-    a decode     at the end of 2, 4, 8, … splits, and of the longest context
+    a decode     of the first token after 1, 2, 4, … splits, and at the end of the longest context
     some tokens  with as many logits, because products of codes have one kernel for few rows and one for more
     images       prompts and decodes again, with a row of an image for each token, if the model reads images
 
@@ -40,7 +40,8 @@ def largest_steps(spec: KVCacheSpec, settings: TorchSettings, context_length: in
     num_logits = min(-(-settings.num_logits // num_prompts), len(prompt))
     num_doublings = (max(context_length - 1, 1) // DECODE_SPLIT).bit_length()
     num_cut = max(MOST_SHORT + 1, MOST_PARTS // -(-context_length // SPLIT))
-    lengths = [DECODE_SPLIT << doubling for doubling in range(1, num_doublings)] + [context_length]
+    # A window that ends with the first token of a split reaches into the most splits.
+    lengths = [(DECODE_SPLIT << doubling) + 1 for doubling in range(num_doublings)] + [context_length]
     return (
         _step(spec, num_prompts, prompt, num_logits),
         *(
