@@ -28,7 +28,7 @@ from quire.compute.torch.settings import TorchSettings, activation_bytes, kv_cac
 from quire.compute.torch.upload import together
 from quire.compute.weights.quantize import quantized as quantized_on_the_host
 from quire.compute.worker.worker import Worker
-from quire.core.errors import ExecutionError, InvalidConfigError, OutOfMemoryError
+from quire.core.errors import ExecutionError, ExecutorLostError, InvalidConfigError, OutOfMemoryError
 from quire.core.kv_spec import SHARED, KVCacheSpec, KVGroup, KVHeads
 from quire.core.step import BlockCopy, BlockMove, StepPlan, column
 from support.spec_models import FULL, SPECS
@@ -51,6 +51,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class NarrowDecoder:
     """A decoder on a device that has no room for the activations of more than so many tokens."""
 
+    error: Exception = torch.OutOfMemoryError("no more")
+
     def __init__(self, decoder: TorchDecoder, max_tokens: int) -> None:
         self.spec = decoder.spec
         self.num_tokens: list[int] = []
@@ -60,7 +62,7 @@ class NarrowDecoder:
     def run(self, batch: StepBatch, pairs: Sequence[KVPair]) -> DecoderOutputs:
         self.num_tokens.append(batch.shape.num_tokens)
         if batch.shape.num_tokens > self._max_tokens:
-            raise torch.OutOfMemoryError("no more")
+            raise self.error
         return self._decoder.run(batch, pairs)
 
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
@@ -88,6 +90,30 @@ def test_a_step_that_does_not_fit_is_halved_and_nothing_changes(folder: Path, de
     assert results[:2] == results[2:]
     assert wide.logits.keys() == narrow.logits.keys()
     assert all(np.array_equal(wide.logits[place], narrow.logits[place]) for place in wide.logits)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (torch.OutOfMemoryError("no more"), OutOfMemoryError),
+        (torch.AcceleratorError("CUDA error: an illegal address"), ExecutorLostError),
+    ],
+    ids=str,
+)
+def test_an_error_between_the_halves_of_a_step_says_what_has_become_of_the_device(
+    error: Exception, kind: type[Exception], folder: Path, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def emptying() -> None:
+        raise error
+
+    run = TorchRun(folder, settings=replace(FLOAT32, device=device))
+    narrowed(run, 60)
+    for row in range(2):
+        run.driver.open(row, PROMPT)
+    monkeypatch.setattr(torch.cuda, "empty_cache", emptying)
+    with pytest.raises(kind) as found:
+        run.step(*(Work(row, 0, 40, 1) for row in range(2)))
+    assert type(found.value) is kind
 
 
 def test_a_sequence_that_does_not_fit_alone_makes_the_step_fail(folder: Path, device: str) -> None:
@@ -298,9 +324,12 @@ def test_arrays_of_a_step_arrive_whole_and_aligned(device: str) -> None:
         assert not tensor.numel() or tensor.data_ptr() % 16 == 0
 
 
-def test_steps_that_do_not_fit_beside_the_blocks_are_refused_at_the_start(folder: Path, device: str) -> None:
+@pytest.mark.parametrize("error", [NarrowDecoder.error, RuntimeError("Triton Error [CUDA]: out of memory")], ids=str)
+def test_steps_that_do_not_fit_beside_the_blocks_are_refused_at_the_start(
+    error: Exception, folder: Path, device: str
+) -> None:
     run = TorchRun(folder, settings=replace(FLOAT32, device=device))
-    narrowed(run, 30)
+    narrowed(run, 30).error = error
     runner: TorchRunner = run.runner._runner  # type: ignore[attr-defined]
     settings = replace(FLOAT32, max_num_batched_tokens=31, max_num_seqs=8)
     runner._rehearsals = largest_steps(run.worker.cache.spec, settings, context_length=4096)

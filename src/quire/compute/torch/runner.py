@@ -109,23 +109,27 @@ class TorchRunner:
         """
         size = max((len(inputs.token_ids) for inputs in self._rehearsals), default=0)
         try:
-            for inputs in self._rehearsals:
-                batch = self._uploaded(self._with_states(inputs), cache)
-                outputs = self._decoder.run(batch, cache.pairs())
-                logits = self._decoder.logits(outputs.rows)
-                for draws in rehearsed_draws(len(inputs.entries)):
-                    self._choose(logits, draws, inputs.rows, np.zeros(len(inputs.rows), np.bool_))
-                if self._slots is not None:
-                    adapted = self._slots.nothing(batch.shape.num_tokens)
-                    self._decoder.run(replace(batch, adapted=adapted), cache.pairs())
-            cache.rehearse()
-            if self._graphs is not None:
-                self._graphs.record(cache.pairs(), self._last_tokens, self._slots)
-            if self._draw_graphs is not None:
-                self._draw_graphs.record(self._last_tokens, self._device)
+            with lost_if_it_fails():
+                self._prepare(cache)
         except torch.OutOfMemoryError as error:
             allowed = "less, or less kv_memory: steps of this size and their graphs do not fit into memory"
             raise InvalidConfigError("max_num_batched_tokens", size, allowed) from error
+
+    def _prepare(self, cache: TorchCache) -> None:
+        for inputs in self._rehearsals:
+            batch = self._uploaded(self._with_states(inputs), cache)
+            outputs = self._decoder.run(batch, cache.pairs())
+            logits = self._decoder.logits(outputs.rows)
+            for draws in rehearsed_draws(len(inputs.entries)):
+                self._choose(logits, draws, inputs.rows, np.zeros(len(inputs.rows), np.bool_))
+            if self._slots is not None:
+                adapted = self._slots.nothing(batch.shape.num_tokens)
+                self._decoder.run(replace(batch, adapted=adapted), cache.pairs())
+        cache.rehearse()
+        if self._graphs is not None:
+            self._graphs.record(cache.pairs(), self._last_tokens, self._slots)
+        if self._draw_graphs is not None:
+            self._draw_graphs.record(self._last_tokens, self._device)
 
     def run(self, inputs: StepInputs, cache: TorchCache) -> StepOutputs:
         """Compute one step and wait for it. Mutates the slots of its tokens in the cache."""
@@ -192,12 +196,13 @@ class TorchRunner:
     def _started(self, inputs: StepInputs, cache: TorchCache) -> DecoderOutputs:
         """Start a step, and keep the hidden states of its tokens if the layer that guesses reads them. Mutates."""
         self.states = None
-        outputs = self._compute(self._with_states(inputs), cache)
-        if not self._keeps_states or outputs.states is None:
-            return outputs
-        self.states = outputs.states
-        requested = self.states[on_device(inputs.state_indices, self._device)] if len(inputs.state_indices) else None
-        return replace(outputs, states=requested)
+        with device_call():
+            outputs = self._compute(self._with_states(inputs), cache)
+            if not self._keeps_states or outputs.states is None:
+                return outputs
+            self.states = states = outputs.states
+            requested = states[on_device(inputs.state_indices, self._device)] if len(inputs.state_indices) else None
+            return replace(outputs, states=requested)
 
     def _with_states(self, inputs: StepInputs) -> StepInputs:
         """Return a step that requests the hidden states of all its tokens, if they are kept."""
