@@ -193,6 +193,13 @@ def test_narrow_matrices_are_widened_exactly_and_scaled_at_the_end(dtype: torch.
     assert torch.equal(Matrix(rows).looked_up(torch.tensor([4, 1])), rows[[4, 1]])
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_sums_of_codes_may_exceed_the_largest_number_of_rows(dtype: torch.dtype) -> None:
+    rows, weight = torch.full((1, 64), 100.0, dtype=dtype), torch.full((2, 64), 127, dtype=torch.int8)
+    found = product(rows, Matrix(weight, None, torch.tensor([1e-3, 1e-6])))
+    torch.testing.assert_close(found.float(), torch.tensor([[812.8, 0.8128]]), rtol=4 * DTYPES[dtype], atol=0)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_rows_with_a_number_that_is_not_finite_are_flagged(dtype: torch.dtype) -> None:
     largest = torch.finfo(dtype).max

@@ -38,6 +38,8 @@ OUTER: Final = 256
 """Inputs that share an outer scale."""
 HALF: Final = 16
 """The bytes that hold 32 codes of 4 bits: the low halves are the first 16 codes, the high halves the others."""
+CODE_RANGE: Final = 128
+"""No code of 8 bits is larger."""
 
 
 class InputScales(NamedTuple):
@@ -144,7 +146,10 @@ def product(rows: torch.Tensor, matrix: Matrix) -> torch.Tensor:
         return functional.linear(rows, widened(matrix.weight, matrix.inputs).to(rows.dtype), matrix.bias)
     if matrix.scales is None:
         return functional.linear(rows, matrix.weight, matrix.bias)
-    scaled = functional.linear(rows, matrix.weight.to(rows.dtype)).to(torch.float32) * matrix.scales
+    weight, scales = matrix.weight.to(rows.dtype), matrix.scales
+    if rows.dtype is torch.float16:  # sums of codes exceed its range; to divide by a power of two changes no digit
+        weight, scales = weight.div_(CODE_RANGE), scales * CODE_RANGE
+    scaled = functional.linear(rows, weight).to(torch.float32) * scales
     return (scaled if matrix.bias is None else scaled + matrix.bias).to(rows.dtype)
 
 
