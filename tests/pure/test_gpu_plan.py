@@ -260,6 +260,7 @@ def test_a_cpu_that_was_asked_for_stays(answers: Any) -> None:
         ({"kv_memory": "200GiB"}, "kv_memory"),
         ({"swap_space": "100000GiB"}, "swap_space"),
         ({"attention_backend": "flashinfer", "batch_invariant": True}, "attention_backend"),
+        ({"max_num_batched_tokens": 1 << 24}, "max_num_batched_tokens"),  # of 192 numbers each, the guide's queries
     ],
 )
 def test_settings_that_a_gpu_cannot_have_are_refused(answers: Any, settings: dict[str, Any], field: str) -> None:
@@ -267,6 +268,13 @@ def test_settings_that_a_gpu_cannot_have_are_refused(answers: Any, settings: dic
     with pytest.raises(InvalidConfigError) as caught:
         plan_engine(EngineConfig(device="cuda", **settings))
     assert caught.value.field == field
+
+
+def test_a_gpu_without_fp8_is_said_to_have_none(answers: Any) -> None:
+    answers(replace(H200, gpu="NVIDIA A100", capability=(8, 0)))
+    with pytest.raises(InvalidConfigError, match=r"^kv_dtype is 'fp8'; allowed: another type here: NVIDIA A100 has "):
+        plan_engine(EngineConfig(kv_dtype="fp8"))
+    assert plan_engine(EngineConfig(kv_dtype="int8")).report.backend == "torch"
 
 
 def test_a_gpu_reads_images_and_plans_their_memory(answers: Any, tmp_path: Path) -> None:

@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 GPU_KV_SHARE: Final = 0.9
 """The share of a GPU's free memory to use: no other process should need it, and the rest is for the allocator."""
 
+FP8_CAPABILITY: Final = (8, 9)
+
 
 class TorchBackend:
     """Implements `Backend` with torch. `gpu`: the GPU that computes; None on a CPU, or if no GPU was checked."""
@@ -143,6 +145,9 @@ class TorchBackend:
         choice = next((each for each in choices if each.device == "cpu"), choices[0])
         if choice.device == "cpu":
             return None, choice.notice
+        if backend.facts.kv_spec.dtype == "fp8" and gpu.capability < FP8_CAPABILITY:
+            needed = f"{gpu.gpu} has compute capability {gpu.dotted_capability}, and fp8 needs 8.9 (Ada) or newer"
+            raise InvalidConfigError("kv_dtype", config.kv_dtype, f"another type here: {needed}")
         facts = replace(backend.facts, instruction_set=f"{gpu.gpu}, capability {gpu.dotted_capability}")
         return cls(facts, model, backend._settings, gpu), ""
 

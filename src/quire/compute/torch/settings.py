@@ -22,6 +22,8 @@ LAUNCH_S: Final = 0.008
 """Seconds of a CPU to launch a step kernel by kernel (benchmarks/RESULTS.md, GPU: what a step costs the processor)."""
 PROCESSOR_RATE: Final = 3e12
 """Multiplications and additions per second of one multiprocessor in the products of a step, approximately."""
+MOST_NUMBERS: Final = 1 << 31
+"""The most numbers of the queries of a step: attention has their places as int32."""
 MAX_HEAD_DIM: Final = 512
 HEAD_DIM_STEP: Final = 8
 """Heads whose size is a multiple of this are loaded 16 bytes at a time."""
@@ -93,6 +95,10 @@ def kv_cache_spec(spec: DecoderSpec, settings: TorchSettings) -> KVCacheSpec:
     if settings.kv_dtype in INT4_VALUES and odd is not None:
         heads = f"heads of an even size, not {odd}"
         raise InvalidConfigError("kv_dtype", settings.kv_dtype, f"another dtype: {settings.kv_dtype} needs {heads}")
+    most_tokens = MOST_NUMBERS // (spec.attention.num_heads * head_dims(spec)[-1])
+    if settings.device == "cuda" and settings.max_num_batched_tokens > most_tokens:
+        allowed = f"at most {most_tokens} on a GPU: its kernels number the queries of a step with 32 bits"
+        raise InvalidConfigError("max_num_batched_tokens", settings.max_num_batched_tokens, allowed)
     _check_attention(spec, settings)
     return spec.kv_cache_spec(settings.block_size, settings.stored_kv_dtype)
 
