@@ -12,16 +12,13 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from quire.instruments.bench.flags import add_choices, add_count, add_counts, add_size
 from quire.instruments.bench.gpu_attention import GpuKernelBench, Ratio
 from quire.instruments.bench.gpu_predictions import points
 from quire.reporting.report import Section
 from quire.reporting.results import Tell, run_benchmark
-
-if TYPE_CHECKING:
-    pass
 
 PREFIX, OWN, SHARING = 2048, 128, 64
 """Shared tokens, own tokens, and the number of sequences."""
