@@ -134,8 +134,10 @@ def test_of_several_gpus_the_fullest_counts(tmp_path):
     answer = "A, 580.1, 9.0, 900, 800\nB, 580.1, 9.0, 700, 600\nC, 580.1, 9.0, 1, 1"
     facts = machine(tmp_path, answer, count=2)
     assert (facts.gpu, facts.others, facts.total_bytes, facts.free_bytes) == ("A", ("B",), 700 << 20, 600 << 20)
-    machine(tmp_path, answer, count=2, environ={"CUDA_VISIBLE_DEVICES": "3, 5,7"})
-    assert (tmp_path / "asked").read_text().split()[-1] == "--id=3,5"
+    facts = machine(tmp_path, answer, count=2, environ={"CUDA_VISIBLE_DEVICES": "2, 0,1"})
+    assert (facts.gpu, facts.others, facts.total_bytes) == ("C", ("A",), 1 << 20)
+    facts = machine(tmp_path, answer, environ={"CUDA_VISIBLE_DEVICES": "3"})
+    assert (facts.gpu, facts.silence) == (None, "CUDA_VISIBLE_DEVICES is 3, and there are 3")
     assert machine(tmp_path, "A, 580.1, 9.0, 900, 800\nno GPU", count=2).gpu is None
 
 
@@ -173,7 +175,9 @@ def mem_get_info(index): return 22 << 30, 23 << 30
 """
 
 
-def machine_with_torch(folder: Path, monkeypatch: pytest.MonkeyPatch, cuda: str, answer: str = "") -> DeviceFacts:
+def machine_with_torch(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, cuda: str, answer: str = "", **environ: str
+) -> DeviceFacts:
     """What is found where a GPU answers torch: `cuda` is the text of the module of torch that is asked.
 
     `answer`: of nvidia-smi; empty: there is none.
@@ -187,7 +191,7 @@ def machine_with_torch(folder: Path, monkeypatch: pytest.MonkeyPatch, cuda: str,
     monkeypatch.syspath_prepend(folder)
     monkeypatch.setattr(device, "DEVICE_FILES", (folder / "nvidiactl",))
     if answer:
-        return machine(folder, answer, environ={"PYTHONPATH": str(folder)})
+        return machine(folder, answer, environ={"PYTHONPATH": str(folder), **environ})
     return look({"PATH": str(folder), "PYTHONPATH": str(folder)})
 
 
@@ -211,6 +215,28 @@ def test_torch_is_asked_for_memory_that_nvidia_smi_does_not_know(
 def test_torch_is_not_asked_for_what_nvidia_smi_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     facts = machine_with_torch(tmp_path, monkeypatch, "1 / 0", "NVIDIA L4, 580.95.05, 8.9, 23034, 22528")
     assert facts.free_bytes == 22 * GIB
+
+
+MIXED = "NVIDIA GT 1030, 580.95.05, 6.1, 2048, 2000\nNVIDIA L4, 580.95.05, 8.9, 23034, 100"
+"""By slot; CUDA puts the faster one first."""
+
+
+@pytest.mark.parametrize(
+    ("environ", "gpu", "free_bytes"),
+    [
+        ({}, "NVIDIA L4", 22 * GIB),
+        ({"CUDA_VISIBLE_DEVICES": "0"}, "NVIDIA L4", 22 * GIB),
+        ({"CUDA_VISIBLE_DEVICES": "MIG-8f6d"}, "NVIDIA L4", 22 * GIB),
+        ({"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, "NVIDIA GT 1030", 2000 << 20),
+        ({"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": "1"}, "NVIDIA L4", 100 << 20),
+    ],
+    ids=str,
+)
+def test_torch_is_asked_which_of_different_gpus_it_uses(
+    environ: dict[str, str], gpu: str, free_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = machine_with_torch(tmp_path, monkeypatch, L4, MIXED, **environ)
+    assert (facts.gpu, facts.free_bytes) == (gpu, free_bytes)
 
 
 @pytest.mark.parametrize(

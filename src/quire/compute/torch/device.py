@@ -4,9 +4,10 @@
 
 This neither imports torch nor opens CUDA. A server plans in one process and computes in another: a second CUDA context
 would take half a gigabyte of the memory that is being planned, and importing torch would cost a CPU engine seconds for
-nothing. So the facts come from the driver, before anything is loaded. Some containers have a GPU but no nvidia-smi, and
-for some GPUs nvidia-smi does not report the memory: then another process asks torch. The free memory that it reports
-excludes its own context, which is freed when it ends.
+nothing. So the facts come from the driver, before anything is loaded. Another process asks torch if a container has a
+GPU but no nvidia-smi, if nvidia-smi does not report the memory of a GPU, and if a machine has different GPUs: CUDA and
+nvidia-smi number these differently. The free memory that it reports excludes its own context, which is freed when it
+ends.
 """
 
 from __future__ import annotations
@@ -35,6 +36,11 @@ CONTEXT_BYTES: Final = 768 << 20
 """Device memory of CUDA, its libraries and compiled kernels, in addition to all allocations."""
 
 QUERY: Final = ("name", "driver_version", "compute_cap", "memory.total", "memory.free")
+ORDER: Final = "CUDA_DEVICE_ORDER"
+BY_SLOT: Final = "PCI_BUS_ID"
+"""The order of nvidia-smi, and of CUDA if this variable has this value: otherwise, the fastest GPU has number 0."""
+PART: Final = "MIG-"
+"""Names of parts of a GPU begin with this; nvidia-smi does not find them by name."""
 ANSWERS_WITHIN_S: Final = 30.0
 DEVICE_FILES: Final = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
 """One of these files exists if the machine has a GPU, natively or under Windows."""
@@ -156,36 +162,52 @@ def look(environ: Mapping[str, str], count: int = 1) -> DeviceFacts:
         return _silent(facts, "CUDA_VISIBLE_DEVICES hides them all")
     ask = partial(run_python, "-c", ASK_TORCH, str(count), environment=environ, timeout_s=ANSWERS_WITHIN_S)
     program = shutil.which("nvidia-smi", path=environ.get("PATH", os.defpath))
-    if program is not None:
-        chosen = [] if names is None else [f"--id={','.join(names)}"]
-        command = [program, f"--query-gpu={','.join(QUERY)}", "--format=csv,noheader,nounits", *chosen]
-        reported = _query(facts, "nvidia-smi", count, lambda: _run(command))
-        if reported.gpu is None or torch_cuda is None or (reported.total_bytes and reported.free_bytes):
+    if program is not None and (torch_cuda is None or not any(name.startswith(PART) for name in names or ())):
+        reported, is_certain = _reported(facts, program, names, count, by_slot=environ.get(ORDER) == BY_SLOT)
+        if reported.gpu is None or torch_cuda is None or (is_certain and reported.total_bytes and reported.free_bytes):
             return reported
         # nvidia-smi prints [N/A] for the memory of a GPU that shares the machine's memory, or is split (MIG).
-        return replace(_query(facts, "torch", count, ask), driver=reported.driver)
+        return replace(_together(_query(facts, "torch", ask)[:count]), driver=reported.driver)
     if torch_cuda is not None and any(path.exists() for path in DEVICE_FILES):
-        return _query(facts, "torch", count, ask)
+        return _together(_query(facts, "torch", ask)[:count])
     return _silent(facts, "nvidia-smi, a part of the driver, is not installed")
+
+
+def _reported(
+    facts: DeviceFacts, program: str, names: Sequence[str] | None, count: int, *, by_slot: bool
+) -> tuple[DeviceFacts, bool]:
+    """Return what nvidia-smi reports of some GPUs, and whether they are those to which CUDA gives these names.
+
+    `by_slot`: CUDA numbers GPUs as nvidia-smi does, not by their speed.
+    """
+    are_numbers = names is None or all(name.isdigit() for name in names)
+    chosen = [] if are_numbers else [f"--id={','.join(names or ())}"]
+    command = [program, f"--query-gpu={','.join(QUERY)}", "--format=csv,noheader,nounits", *chosen]
+    found = _query(facts, "nvidia-smi", lambda: _run(command))
+    if found[0].gpu is None or not are_numbers:
+        return _together(found[:count]), True
+    numbers = range(count) if names is None else map(int, names)
+    wanted = [found[number] for number in numbers if number < len(found)]
+    if not wanted:
+        return _silent(facts, f"CUDA_VISIBLE_DEVICES is {','.join(names or ())}, and there are {len(found)}"), True
+    return _together(wanted), by_slot or len({each.gpu for each in found}) == 1
 
 
 def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=ANSWERS_WITHIN_S, check=False)
 
 
-def _query(
-    facts: DeviceFacts, program: str, count: int, ask: Callable[[], subprocess.CompletedProcess[str]]
-) -> DeviceFacts:
-    """Return the facts with those about GPUs that a program prints."""
+def _query(facts: DeviceFacts, program: str, ask: Callable[[], subprocess.CompletedProcess[str]]) -> list[DeviceFacts]:
+    """Return the facts with those about each GPU that a program prints."""
     try:
         run = ask()
     except (OSError, subprocess.TimeoutExpired) as error:
-        return _silent(facts, f"{program}: {type(error).__name__}")
+        return [_silent(facts, f"{program}: {type(error).__name__}")]
     # A Python traceback ends with the error.
     lines = run.stdout.strip().splitlines() or run.stderr.strip().splitlines()[-1:] or ["no output"]
     if run.returncode:
-        return _silent(facts, f"{program}: {lines[0]}")
-    return _together([_read(facts, program, line) for line in lines[:count]])
+        return [_silent(facts, f"{program}: {lines[0]}")]
+    return [_read(facts, program, line) for line in lines]
 
 
 def _together(facts: Sequence[DeviceFacts]) -> DeviceFacts:
