@@ -205,13 +205,18 @@ def test_no_merge_is_taken_for_a_comment(tmp_path: Path) -> None:
     assert model["merges"] == [["#version", "s"]]
 
 
-def test_the_end_of_a_message_ends_no_answer_of_gpt_oss(tmp_path: Path) -> None:
+def test_the_end_of_a_message_ends_no_answer_of_gpt_oss_and_solar_open(tmp_path: Path) -> None:
     merges, begin = [" ".join(merge) for merge in MERGES], len(TOKENS)
-    marks = ["<|end|>", "<|channel|>", "<|call|>", "<|return|>"]
-    for path, added, ends in (("phi", marks[:1], [0]), ("gpt-oss", marks, [2, 3])):
+    marks = {
+        "phi": (["<|end|>"], [0]),
+        "gpt-oss": (["<|end|>", "<|channel|>", "<|call|>", "<|return|>"], [2, 3]),
+        "solar": (["<|end|>", "<|calls|>", "<|flush|>"], [1, 2]),
+        "llama": (["<|end_of_text|>", "<|eot_id|>", "<|eom_id|>", "<|python_tag|>"], [0, 1, 2]),
+    }
+    for path, (added, ends) in marks.items():
         kinds = [1] * begin + [CONTROL] * len(added)
         file = write(tmp_path / f"{path}.gguf", "gpt2", [*TOKENS, *added], kinds, pre="llama-bpe", merges=merges)
-        assert file.json_object("generation_config.json") == {"eos_token_id": [begin + end for end in ends]}
+        assert file.json_object("generation_config.json") == {"eos_token_id": [begin + end for end in ends]}, path
 
 
 def test_a_call_ends_an_answer_of_gemma_4_and_no_text_has_its_marks_of_images(tmp_path: Path) -> None:

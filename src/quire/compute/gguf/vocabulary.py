@@ -8,11 +8,14 @@ from typing import Any, Final
 from quire.compute.gguf.header import GgufHeader
 from quire.compute.models.config_file import ConfigFile
 
-ENDS: Final = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>", "<|endoftext|>")
-"""Control tokens that end a text in every vocabulary that has them, but see `HARMONY_ENDS`."""
+ENDS: Final = (
+    *("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<end_of_utterance>", "<|endoftext|>"),
+    *("<|end_of_text|>", "<EOT>", "[EOT]", "[EOS]", "<eos>", "</s>"),
+)
+"""Control tokens that end a text in every vocabulary that has them, but see `MESSAGE_ENDS`."""
 
-HARMONY_ENDS: Final = ("<|return|>", "<|call|>", "<|endoftext|>")
-"""Those of vocabularies with `<|return|>` (gpt-oss), where `<|end|>` only ends a message, such as the reasoning."""
+MESSAGE_ENDS: Final = (("<|return|>", "<|call|>", "<|endoftext|>"), ("<|flush|>", "<|calls|>", "<|endoftext|>"))
+"""Those of gpt-oss, and of Solar Open, with whose first one `<|end|>` only ends a message, such as the reasoning."""
 
 GEMMA4_ENDS: Final = ("<turn|>", "<|tool_response>")
 """Those of Gemma 4, whatever their type: after a call a model writes the second, which files declare user-defined."""
@@ -27,7 +30,7 @@ def generation_config_of(header: GgufHeader) -> dict[str, object]:
     file = ConfigFile(str(header.path), dict(header.settings))
     tokens, kinds = vocabulary(file)
     ends = {file.size(name, low=0, high=len(tokens) - 1) for name in END_IDS if file.is_set(name)}
-    texts = HARMONY_ENDS if HARMONY_ENDS[0] in tokens else ENDS
+    texts = next((ends for ends in MESSAGE_ENDS if ends[0] in tokens), ENDS)
     ends |= {place for place, text in enumerate(tokens) if kinds[place] == CONTROL and text in texts}
     if all(end in tokens for end in GEMMA4_ENDS):
         ends |= {tokens.index(end) for end in GEMMA4_ENDS}
