@@ -1605,6 +1605,12 @@ def test_the_tokens_that_end_a_text(
         ({"layer_types": ["linear_attention"] * 3}, "allowed: 3 of full_attention, sliding_attention"),
         ({"layer_types": ["sliding_attention"] * 3}, "sliding_window is None; allowed: a window"),
         ({"use_sliding_window": True, "sliding_window": 0}, "sliding_window is 0; allowed: an integer from 1"),
+        ({"is_causal": False}, "is_causal is False; allowed: true: no token attends to later ones"),
+        ({"text_config": {"is_causal": False}}, "text_config: is_causal is False; allowed: true"),
+        (
+            {"per_layer_config": {"1": {"sliding_window": 8}}},
+            "per_layer_config: 1 is {'sliding_window': 8}; allowed: null",
+        ),
         ({"eos_token_id": 128}, "eos_token_id is 128; allowed: one token id or several, from 0 to 127"),
         ({"eos_token_id": [1, -1]}, "eos_token_id is [1, -1]; allowed: one token id"),
     ],

@@ -136,6 +136,9 @@ FAMILIES: Final = MappingProxyType(
 )
 """The first of `architectures` in config.json → the module of its family."""
 
+OF_EACH_LAYER: Final = "Gemma4"
+"""The families whose layers may have settings of their own."""
+
 ENCODER: Final = "an encoder: it makes vectors or scores of texts, and generates no text"
 MAX_SUPPRESSED: Final = 256
 TEXT_ONLY: Final = "a multimodal model: only its text model is served"
@@ -207,6 +210,8 @@ def read_model(source: ModelSource, max_length: int | None = None, *, images: bo
     architecture = _architecture(config)
     classifies = architecture.endswith(CLASSIFIES)
     spec = _spec_of(architecture, config, max_length)
+    for part in (config, config.section("text_config")):
+        _require_usual(part, architecture, spec)
     if classifies:  # the model has no head: the embedding takes its place, and is never multiplied
         ignored = spec.ignored_tensors | {SCORE_TENSOR}
         spec = replace(spec, tied_head=True, head_bias=False, ignored_tensors=ignored)
@@ -248,6 +253,15 @@ def _spec_of(architecture: str, config: ConfigFile, max_length: int | None) -> D
             raise
         raise CheckpointError(f"{config.where}: {error.field}", error.value, error.allowed) from error
     return spec
+
+
+def _require_usual(config: ConfigFile, architecture: str, spec: DecoderSpec) -> None:
+    """Raise for settings of any family in transformers that change its layers, as embedding models from Qwen2 do."""
+    if not (spec.attention.bidirectional or config.flag("is_causal", True)):
+        raise config.error("is_causal", "true: no token attends to later ones")
+    single = config.section("per_layer_config")
+    if single.fields and not architecture.startswith(OF_EACH_LAYER):
+        raise single.error(next(iter(single.fields)), "null: each layer has the settings of the model")
 
 
 def _architecture(config: ConfigFile) -> str:
