@@ -36,9 +36,11 @@ def strange_texts(count: int, seed: int) -> list[str]:
     return ["".join(drawn.choices("ab é😀\n\t  the 123\u2581<>'r漢", k=drawn.randrange(30))) for _ in range(count)]
 
 
-def write(path: Path, kind: str, tokens: list[str], kinds: list[int], **settings: Any) -> GgufFile:
+def write(
+    path: Path, kind: str, tokens: list[str], kinds: list[int], *, architecture: str = "llama", **settings: Any
+) -> GgufFile:
     """Write a file of a tokenizer alone; `settings` are those of `tokenizer.ggml`."""
-    writer = gguf.GGUFWriter(path, "llama")
+    writer = gguf.GGUFWriter(path, architecture)
     writer.add_tokenizer_model(kind)
     writer.add_token_list(tokens)
     writer.add_token_types(kinds)
@@ -106,6 +108,18 @@ def test_pieces_are_those_of_sentencepiece(pieces: tuple[Any, Tokenizer]) -> Non
 def test_a_text_begins_with_the_token_that_begins_texts(pieces: tuple[Any, Tokenizer]) -> None:
     theirs, ours = pieces
     assert ours.encode("block") == [theirs.bos_id(), *theirs.encode("block")]
+
+
+def test_special_tokens_of_phi_3_take_the_space_after_them_along(tmp_path: Path) -> None:
+    """Its chat template has the end of a line after each, which the makers' tokenizer drops; no GGUF file says so."""
+    tokens = ["<unk>", "<s>", "<0x0A>", "\u2581", "a", "\u2581a", "<|user|>", "<|endoftext|>"]
+    kinds = [UNKNOWN, CONTROL, BYTE, NORMAL, NORMAL, NORMAL, CONTROL, CONTROL]
+    expected = {"llama": [6, 3, 2, 4, 7, 3, 2, 4], "phi3": [6, 5, 7, 3, 2, 4]}
+    for architecture, ids in expected.items():
+        path = tmp_path / f"{architecture}.gguf"
+        file = write(path, "llama", tokens, kinds, architecture=architecture, scores=[-1.0] * 8, bos_token_id=1)
+        ours = Tokenizer.open(file, vocab_size=8)
+        assert ours.encode("<|user|>\na<|endoftext|>\na", add_special_tokens=False) == ids
 
 
 def merged_pieces() -> tokenizers.Tokenizer:

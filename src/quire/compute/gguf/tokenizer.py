@@ -29,6 +29,9 @@ OF_ENCODERS: Final = (WORD_PIECES, UNIGRAM)
 
 RERANK: Final = "rerank"  # the name of a template that is not Jinja: {query} and {document} are replaced
 USER_DEFINED: Final = 4  # of tokenizer.ggml.token_type
+ALONE: Final = ("<unk>", "<s>", "<|endoftext|>")
+"""The special tokens of Phi-3 that do not take the white space after them along."""
+
 NAMED: Final = MappingProxyType(
     {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "sep_token": "seperator", "pad_token": "padding"}
 )
@@ -185,8 +188,9 @@ def tokenizer_json_of(header: GgufHeader) -> str:
     elif kind not in OF_ENCODERS and file.flag("tokenizer.ggml.add_eos_token", False):
         last = file.size("tokenizer.ggml.eos_token_id", low=0, high=len(tokens) - 1)
         parts["post_processor"] = template(tokens, ["A", last], ["A", last, "B", last])
+    takes_space = kind == "llama" and file.fields.get("general.architecture") == "phi3"
     added = [
-        _added_token(place, tokens[place], special=found == CONTROL)
+        _added_token(place, tokens[place], special=found == CONTROL, takes_space=takes_space)
         for place, found in enumerate(kinds)
         if found in (CONTROL, USER_DEFINED)
     ]
@@ -257,9 +261,10 @@ def _pair_template(text: str) -> str:
     return "".join(f"{{{{ {piece} }}}}" for piece in written)
 
 
-def _added_token(token_id: int, text: str, *, special: bool) -> dict[str, object]:
-    plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    return {"id": token_id, "content": text, "special": special, **plain}
+def _added_token(token_id: int, text: str, *, special: bool, takes_space: bool) -> dict[str, object]:
+    """Return a token that is found in texts; `takes_space`: with the white space after it, as Phi-3 has it."""
+    plain = dict.fromkeys(("single_word", "lstrip", "normalized"), False)
+    return {"id": token_id, "content": text, "special": special, "rstrip": takes_space and text not in ALONE, **plain}
 
 
 def _byte_level(file: ConfigFile, ids: dict[str, int]) -> dict[str, Any]:
