@@ -212,6 +212,25 @@ def test_what_no_engine_computes_is_refused_by_the_setting(
         config_of(replace(header, settings={**header.settings, **settings}), lambda name: None)
 
 
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"scaling.factor": 4.0}, {"rope_type": "linear", "factor": 4.0}),
+        ({"scale_linear": 2.5}, {"rope_type": "linear", "factor": 2.5}),
+        ({"scale_linear": 2.5, "scaling.type": "yarn", "scaling.factor": 4.0}, {"rope_type": "yarn", "factor": 4.0}),
+        ({"scaling.type": "none", "scaling.factor": 4.0}, None),
+        ({"scaling.type": "", "scaling.factor": 0.0}, None),
+        ({"scaling.type": "yarn"}, None),
+    ],
+)
+def test_a_factor_of_positions_without_a_type_is_a_linear_one(
+    settings: dict[str, Any], expected: object, tmp_path: Path
+) -> None:
+    header = GgufHeader.read(write_gguf(golden("llama", tmp_path / "model"), tmp_path / "m.gguf"))
+    scaled = {**header.settings, **{f"llama.rope.{name}": value for name, value in settings.items()}}
+    assert config_of(replace(header, settings=scaled), lambda name: None).get("rope_scaling") == expected
+
+
 def test_positions_of_texts_have_three_equal_parts(tmp_path: Path) -> None:
     folder = golden("qwen2", tmp_path / "model")
     header = GgufHeader.read(write_gguf(folder, tmp_path / "m.gguf", architecture=MODEL_ARCH.QWEN2VL))

@@ -8,11 +8,12 @@ from typing import Final
 import numpy as np
 
 from quire.compute.arrays import FloatArray
-from quire.compute.gguf.named_settings import Settings
+from quire.compute.gguf.named_settings import Settings, as_written
 from quire.compute.models.rope import FULL, SLIDING
 from quire.core.errors import CheckpointError
 
 YARN_LOG: Final = "rope.scaling.yarn_log_multiplier"
+OLD_FACTOR: Final = "rope.scale_linear"
 DIVISORS: Final = "rope_freqs.weight"
 STILL: Final = np.float32(1e30)
 """A divisor of the frequency of dimensions that do not rotate."""
@@ -58,7 +59,7 @@ def _of_each_kind(settings: Settings, read: ReadTensor) -> dict[str, object]:
 
 
 def rope_scaling(settings: Settings, read: ReadTensor) -> dict[str, object]:
-    """Return the scaling of positions; empty if there is none."""
+    """Return the scaling of positions, a linear one if the file has only a factor; empty if there is none."""
     long, short = read("rope_factors_long.weight"), read("rope_factors_short.weight")
     original = "rope.scaling.original_context_length"
     if long is not None and short is not None:
@@ -71,12 +72,14 @@ def rope_scaling(settings: Settings, read: ReadTensor) -> dict[str, object]:
     divisors = read(DIVISORS)
     if divisors is not None:
         return {"rope_type": "divided", "divisors": divisors.tolist()}
-    kind = settings.word("rope.scaling.type")
-    if kind in (None, "", "none") or not settings.has("rope.scaling.factor"):  # files of Ollama may have an empty name
+    kind = settings.word("rope.scaling.type") or "linear"  # files of Ollama may have an empty name
+    named = settings.key("rope.scaling.factor" if settings.has("rope.scaling.factor") else OLD_FACTOR)
+    factor = settings.file.optional_number(named, low=0)
+    if kind == "none" or not factor:
         return {}
     if kind not in ("linear", "yarn"):
         raise settings.file.error(settings.key("rope.scaling.type"), "none, linear or yarn")
-    scaling: dict[str, object] = {"rope_type": kind, "factor": settings.number("rope.scaling.factor")}
+    scaling: dict[str, object] = {"rope_type": kind, "factor": as_written(factor)}
     if kind == "yarn":
         if settings.has(original):
             scaling["original_max_position_embeddings"] = settings.size(original)
@@ -100,7 +103,7 @@ def _mistral3_yarn(settings: Settings) -> dict[str, object]:
         field: settings.file.optional_number(settings.key(name if settings.has(name) else old), low=0)
         for field, name, old in MISTRAL3
     }
-    given: dict[str, object] = {field: float(str(np.float32(number))) for field, number in found.items() if number}
+    given: dict[str, object] = {field: as_written(number) for field, number in found.items() if number}
     return given | ({"mscale": 1.0} if "mscale_all_dim" in given else {})
 
 
