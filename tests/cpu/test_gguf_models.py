@@ -26,6 +26,7 @@ from quire.compute.gguf.settings import config_of
 from quire.compute.gguf.source import GgufFile
 from quire.compute.gguf.tensors import GgufTensors
 from quire.compute.models import read_model
+from quire.compute.models.rope import FULL, SLIDING
 from quire.compute.models.source import ModelFolder
 from quire.compute.weights.bfloat16 import narrowed
 from quire.compute.weights.checkpoint import Checkpoint
@@ -202,6 +203,14 @@ def test_files_of_other_architectures_have_the_text_model_of_a_family(
         ),
         ("granite-hybrid", {"granite.attention.head_count_kv": [2, 1]}, r"is \[2, 1\]; allowed: an integer from 1"),
         ("olmoe", {"olmoe.attention.clamp_kqv": 8.0}, r"is 8\.0; allowed: none: no queries, keys and values are"),
+        ("llama", {"llama.rope.dimension_count": 8}, r"rope\.dimension_count is 8; allowed: 16, the size of a head"),
+        ("tied", {"qwen3.rope.dimension_count": 8}, r"rope\.dimension_count is 8; allowed: 32, the size of a head"),
+        ("olmo3", {"olmo2.rope.freq_base_swa": 9.0}, r"rope\.freq_base_swa is 9\.0; allowed: 10000\.0, as rope"),
+        (
+            "deepseek-v3",
+            {"deepseek2.expert_gating_func": 3},
+            r"expert_gating_func is 3; allowed: an integer from 1 to 2",
+        ),
     ],
 )
 def test_what_no_engine_computes_is_refused_by_the_setting(
@@ -229,6 +238,36 @@ def test_a_factor_of_positions_without_a_type_is_a_linear_one(
     header = GgufHeader.read(write_gguf(golden("llama", tmp_path / "model"), tmp_path / "m.gguf"))
     scaled = {**header.settings, **{f"llama.rope.{name}": value for name, value in settings.items()}}
     assert config_of(replace(header, settings=scaled), lambda name: None).get("rope_scaling") == expected
+
+
+@pytest.mark.parametrize(
+    ("form", "architecture", "pattern", "windows"),
+    [
+        ("gemma2", "gemma2", 1, [False, False]),
+        ("gemma3", "gemma3", 2, [True, False] * 3 + [True]),
+        ("gpt-oss", "gpt-oss", [False, True], [False, True]),
+        ("cohere2", "cohere2", 5, [True] * 4 + [False]),
+        ("exaone4", "exaone4", 2, [True, False, True]),
+    ],
+)
+def test_files_say_which_layers_have_a_window(
+    form: str, architecture: str, pattern: object, windows: list[bool], tmp_path: Path
+) -> None:
+    header = GgufHeader.read(write_gguf(golden(form, tmp_path / "model"), tmp_path / "m.gguf"))
+    settings = {**header.settings, f"{architecture}.attention.sliding_window_pattern": pattern}
+    found = config_of(replace(header, settings=settings), lambda name: None)
+    assert found["layer_types"] == [SLIDING if has_window else FULL for has_window in windows]
+
+
+def test_the_first_files_of_gemma_2_leave_out_its_caps_and_its_window(tmp_path: Path) -> None:
+    header = GgufHeader.read(write_gguf(golden("gemma2", tmp_path / "model"), tmp_path / "m.gguf"))
+    left_out = {f"gemma2.{name}" for name in ("attn_logit_softcapping", "final_logit_softcapping")}
+    left_out.add("gemma2.attention.sliding_window")
+    settings = {name: value for name, value in header.settings.items() if name not in left_out}
+    assert len(settings) == len(header.settings) - 3
+    found = config_of(replace(header, settings=settings), lambda name: None)
+    assert [found["attn_logit_softcapping"], found["final_logit_softcapping"]] == [50.0, 30.0]
+    assert found["sliding_window"] == 4096
 
 
 def test_positions_of_texts_have_three_equal_parts(tmp_path: Path) -> None:

@@ -14,10 +14,10 @@ from typing import Any, Final
 
 from quire.compute.gguf.header import GgufTensor
 from quire.compute.gguf.name_tables.encoders import TOKEN_TYPES
-from quire.compute.gguf.named_settings import Settings
+from quire.compute.gguf.named_settings import NEAR_BASE, PATTERN, Settings
 from quire.compute.gguf.vocabulary import CONTROL, scores_of
 from quire.compute.models.config_file import ConfigFile
-from quire.compute.models.rope import FULL, SLIDING
+from quire.compute.models.rope import FULL, LOCAL_BASE, SLIDING
 
 ENCODERS: Final = frozenset({"bert", "gemma-embedding", "modern-bert", "nomic-bert"})
 """Architectures whose tokens attend to later ones."""
@@ -37,10 +37,12 @@ def encoder_settings(settings: Settings, tensors: Mapping[str, GgufTensor]) -> d
         raise settings.file.error(settings.key("attention.causal"), "false: each token attends to later ones")
     if settings.architecture in ("gemma-embedding", "gemma3"):
         size = settings.size("attention.key_length", 256)
+        local = settings.number("rope.local.freq_base", LOCAL_BASE)  # as files of Ollama name it
         return {
             "architectures": ["Gemma3TextModel"],
             **{"head_dim": size, "query_pre_attn_scalar": size, "rms_norm_unit_offset": False},
             **{"sliding_window": settings.size("attention.sliding_window"), "use_bidirectional_attention": True},
+            "rope_local_base_freq": settings.number(NEAR_BASE, local),
         }
     if settings.architecture == "modern-bert":
         return _modern_bert(settings)
@@ -54,11 +56,11 @@ def _modern_bert(settings: Settings) -> dict[str, object]:
     """Return the settings of ModernBERT. Files do not say which states a head reads: llama.cpp takes their mean."""
     if settings.word("rope.scaling.type") not in (None, "none"):
         raise settings.file.error(settings.key("rope.scaling.type"), "none")
-    bases = {FULL: ("rope.freq_base", 160_000.0), SLIDING: ("rope.freq_base_swa", 10_000.0)}
+    bases = {FULL: ("rope.freq_base", 160_000.0), SLIDING: (NEAR_BASE, 10_000.0)}
     ropes = {kind: {"rope_type": "default", "rope_theta": settings.number(*each)} for kind, each in bases.items()}
     return {
         "classifier_pooling": "mean",
-        "global_attn_every_n_layers": settings.size("attention.sliding_window_pattern", 3),
+        "global_attn_every_n_layers": settings.size(PATTERN, 3),
         "hidden_activation": settings.word("hidden_act"),
         "local_attention": settings.size("attention.sliding_window"),
         "rope_parameters": ropes,

@@ -5,13 +5,18 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Final
 
-from quire.compute.gguf.named_settings import KV_HEADS, WIDTH, Settings
+from quire.compute.gguf.named_settings import KV_HEADS, NEAR_BASE, PATTERN, WIDTH, Settings, near_layers
+from quire.compute.models.common import MAX_LAYERS
 from quire.compute.models.rope import FULL, FULL_BASE, LOCAL_BASE, SLIDING
 
 WIDE_HEADS: Final = MappingProxyType({"gemma2": 46, "gemma3": 62})
 """The number of layers of the Gemmas (27B) that scale scores by hidden size / heads, not by the size of a head."""
 
 CAP: Final = "final_logit_softcapping"
+CAPS: Final = MappingProxyType({"attn_logit_softcapping": 50.0, CAP: 30.0})
+WINDOW: Final = 4096
+"""The soft caps and the window of Gemma 2 in its first files, which do not have them."""
+
 SIZE: Final = "attention.key_length"
 LONG: Final = 131_072
 
@@ -23,9 +28,8 @@ def gemma(settings: Settings) -> dict[str, object]:
 
 def gemma2(settings: Settings) -> dict[str, object]:
     """Return the settings of Gemma 2: soft caps, and those of Gemma 3 too."""
-    caps = ("attn_logit_softcapping", CAP)
-    found = {cap: settings.number(cap) for cap in caps if settings.has(cap)}
-    return _with_windows(settings) | dict.fromkeys(caps) | found
+    caps = {cap: settings.number(cap, usual) for cap, usual in CAPS.items()}
+    return {**_with_windows(settings, WINDOW), **caps}
 
 
 def gemma3(settings: Settings) -> dict[str, object]:
@@ -38,7 +42,7 @@ def gemma3(settings: Settings) -> dict[str, object]:
     config: dict[str, object] = {
         **_with_windows(settings),
         "rope_theta": settings.number("rope.freq_base", base),
-        "rope_local_base_freq": settings.number("rope.freq_base_swa", local),
+        "rope_local_base_freq": settings.number(NEAR_BASE, local),
     }
     reads_images = settings.has("vision.block_count") and settings.size("context_length") >= LONG
     if reads_images and not (settings.has("rope.scaling.type") or settings.has("rope.scaling.factor")):
@@ -46,15 +50,16 @@ def gemma3(settings: Settings) -> dict[str, object]:
     return config
 
 
-def _with_windows(settings: Settings) -> dict[str, object]:
+def _with_windows(settings: Settings, window: int | None = None) -> dict[str, object]:
     """Return the settings of Gemma 2 and 3. The file's norms already include the 1 of 1 + weight."""
     heads, size = settings.size("attention.head_count"), settings.size(SIZE, 256)
     is_wide = settings.size("block_count") == WIDE_HEADS[settings.architecture]
     return {
         "head_dim": size,
         "query_pre_attn_scalar": settings.size("embedding_length") // heads if is_wide else size,
-        "sliding_window": settings.size("attention.sliding_window"),
+        "sliding_window": settings.size("attention.sliding_window", window),
         "rms_norm_unit_offset": False,
+        **near_layers(settings),
     }
 
 
@@ -64,7 +69,7 @@ def gemma4(settings: Settings) -> dict[str, object]:
     Layers with keys that are the values too have no tensor of values. Files may have tensors of keys and values for
     layers that attend to those of others.
     """
-    count = settings.size("block_count")
+    count = settings.size("block_count", high=MAX_LAYERS)
     is_near = _near_layers(settings, count)
     num_shared = settings.size("attention.shared_kv_layers", 0, low=0, high=count - 1)
     kv_heads = settings.sizes(KV_HEADS, count, settings.size("attention.head_count"))
@@ -105,7 +110,7 @@ def _experts(settings: Settings) -> dict[str, object]:
 
 def _near_layers(settings: Settings, count: int) -> list[bool]:
     """Return whether each layer has a window; the last layer of Gemma 4 never has."""
-    found = settings.file.fields.get(key := settings.key("attention.sliding_window_pattern"))
+    found = settings.file.fields.get(key := settings.key(PATTERN))
     if not isinstance(found, list) or len(found) != count or set(map(type, found)) != {bool} or found[-1]:
         raise settings.file.error(key, f"a list of booleans, one for each of the {count} layers, the last one false")
     return found

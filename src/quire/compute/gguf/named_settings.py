@@ -9,11 +9,15 @@ from typing import Final
 import numpy as np
 
 from quire.compute.gguf.header import same_number
+from quire.compute.models.common import MAX_LAYERS
 from quire.compute.models.config_file import MAX_LENGTH, ConfigFile
 from quire.compute.models.rope import FULL, SLIDING
 
 KV_HEADS: Final = "attention.head_count_kv"
+NEAR_BASE: Final = "rope.freq_base_swa"
+TURNED: Final = "rope.dimension_count"
 WIDTH: Final = "feed_forward_length"
+PATTERN: Final = "attention.sliding_window_pattern"
 SIGMOID: Final = 2  # of expert_gating_func
 
 
@@ -110,20 +114,27 @@ def local_experts(settings: Settings) -> dict[str, object]:
 def turned(settings: Settings) -> dict[str, object]:
     """Return the fraction of each head that rotates."""
     size = settings.head_size
-    return {"partial_rotary_factor": settings.size("rope.dimension_count", size) / size}
+    return {"partial_rotary_factor": settings.size(TURNED, size) / size}
 
 
 def listed_windows(settings: Settings) -> dict[str, object]:
     """Return the window and the list of layers that have one; empty without a window."""
     if not settings.has("attention.sliding_window"):
         return {}
-    config: dict[str, object] = {"sliding_window": settings.size("attention.sliding_window")}
-    pattern = settings.file.fields.get(key := settings.key("attention.sliding_window_pattern"))
+    return {"sliding_window": settings.size("attention.sliding_window"), **near_layers(settings)}
+
+
+def near_layers(settings: Settings) -> dict[str, object]:
+    """Return which layers have a window, by a list, or by a number of layers of which the last has none; or nothing."""
+    pattern = settings.file.fields.get(key := settings.key(PATTERN))
     if pattern is None:
-        return config
+        return {}
+    if type(pattern) is int:
+        period, count = settings.size(PATTERN), settings.size("block_count", high=MAX_LAYERS)
+        pattern = [layer % period < period - 1 for layer in range(count)]
     if not isinstance(pattern, list) or not set(map(type, pattern)) <= {bool}:
-        raise settings.file.error(key, "a list of booleans, one for each layer")
-    return {**config, "layer_types": [SLIDING if has_window else FULL for has_window in pattern]}
+        raise settings.file.error(key, "a list of booleans, one for each layer, or a number of layers")
+    return {"layer_types": [SLIDING if has_window else FULL for has_window in pattern]}
 
 
 def kinds_of_layers(settings: Settings, count: int, full: str, recurrent: str) -> list[str] | None:

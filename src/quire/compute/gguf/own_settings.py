@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Final
 
 from quire.compute.gguf.expert_settings import (
+    GATING,
     afmoe,
     dots1,
     ernie4_5_moe,
@@ -23,7 +24,16 @@ from quire.compute.gguf.falcon_h1_settings import falcon_h1
 from quire.compute.gguf.gemma_settings import gemma, gemma2, gemma3, gemma4
 from quire.compute.gguf.granite_settings import granite, granite_hybrid, granite_moe
 from quire.compute.gguf.lfm2_settings import lfm2, lfm2moe
-from quire.compute.gguf.named_settings import KV_HEADS, SIGMOID, Settings, listed_windows, local_experts, turned
+from quire.compute.gguf.named_settings import (
+    KV_HEADS,
+    SIGMOID,
+    TURNED,
+    Settings,
+    listed_windows,
+    local_experts,
+    near_layers,
+    turned,
+)
 from quire.compute.gguf.nemotron_settings import nemotron_h, nemotron_h_moe
 from quire.compute.gguf.rope_settings import TEMPERATURE, rope_scaling
 from quire.compute.models.common import MAX_LAYERS
@@ -85,12 +95,13 @@ def _gpt_oss(settings: Settings) -> dict[str, object]:
         **local_experts(settings),
         "intermediate_size": settings.size("expert_feed_forward_length"),
         "sliding_window": settings.size("attention.sliding_window"),
+        **near_layers(settings),
     }
 
 
 def _latents(settings: Settings) -> dict[str, object]:
     """Return the sizes of latents. Old files have KEY_UP and VALUE_UP in one tensor, and other settings for it."""
-    rope_dim, heads = settings.size("rope.dimension_count"), settings.size("attention.head_count")
+    rope_dim, heads = settings.size(TURNED), settings.size("attention.head_count")
     query = settings.size("attention.key_length_mla", settings.size("attention.key_length", rope_dim + 128))
     value = settings.size("attention.value_length", max(settings.size("embedding_length") // heads, 1))
     if query <= rope_dim:
@@ -116,7 +127,7 @@ def _deepseek2(settings: Settings) -> dict[str, object]:
         raise settings.file.error(settings.key(TEMPERATURE), "none: no scores by position are run with latents")
     if not settings.size("expert_count", 0, low=0):
         return {**_latents(settings), "architectures": ["YoutuForCausalLM"]}
-    is_v3 = settings.size("expert_gating_func", SOFTMAX) == SIGMOID
+    is_v3 = settings.size(GATING, SOFTMAX, high=SIGMOID) == SIGMOID
     num_groups = settings.size("expert_group_count", 1)
     return {
         **_latents(settings),
@@ -284,7 +295,11 @@ def _cohere(settings: Settings) -> dict[str, object]:
 
 
 def _cohere2(settings: Settings) -> dict[str, object]:
-    return {**_cohere(settings), "sliding_window": settings.size("attention.sliding_window")}
+    return {
+        **_cohere(settings),
+        "sliding_window": settings.size("attention.sliding_window"),
+        **near_layers(settings),
+    }
 
 
 def _stablelm(settings: Settings) -> dict[str, object]:

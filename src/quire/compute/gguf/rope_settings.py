@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from quire.compute.arrays import FloatArray
-from quire.compute.gguf.named_settings import Settings, as_written
+from quire.compute.gguf.named_settings import NEAR_BASE, Settings, as_written
 from quire.compute.models.rope import FULL, SLIDING
 from quire.core.errors import CheckpointError
 
@@ -54,7 +54,7 @@ def _of_each_kind(settings: Settings, read: ReadTensor) -> dict[str, object]:
     base = settings.number("rope.freq_base", 10_000.0)
     return {
         FULL: {"rope_type": "proportional", "rope_theta": base, "partial_rotary_factor": 2 * num_pairs / size},
-        SLIDING: {"rope_type": "default", "rope_theta": settings.number("rope.freq_base_swa", base)},
+        SLIDING: {"rope_type": "default", "rope_theta": settings.number(NEAR_BASE, base)},
     }
 
 

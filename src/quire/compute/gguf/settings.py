@@ -7,13 +7,14 @@ follow from the tensors: whether the head is tied, and the divisors of positions
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
 from quire.compute.gguf.encoders import encoder_settings, is_encoder
 from quire.compute.gguf.header import GgufHeader, GgufTensor
-from quire.compute.gguf.named_settings import KV_HEADS, WIDTH, Settings, StateSpace
+from quire.compute.gguf.named_settings import KV_HEADS, NEAR_BASE, TURNED, WIDTH, Settings, StateSpace
 from quire.compute.gguf.names import Names
 from quire.compute.gguf.own_settings import OWN
 from quire.compute.gguf.rope_settings import ReadTensor, rope_settings
@@ -124,6 +125,9 @@ RECURRENT: Final = frozenset(
 )
 """Architectures with layers that have states instead of keys and values."""
 
+WITHOUT_POSITIONS: Final = frozenset({"bert", "granitehybrid", "nemotron_h", "nemotron_h_moe"})
+"""Architectures whose heads may not rotate."""
+
 GATE: Final = "blk.0.ffn_gate.weight"
 
 FILE_TYPES: Final = MappingProxyType(
@@ -185,8 +189,21 @@ def config_of(header: GgufHeader, read: ReadTensor) -> dict[str, object]:
         config |= encoder_settings(settings, header.tensors)
     if architecture == "lfm2" and len(header.tensors[GATE].shape if GATE in header.tensors else ()) == 2:
         config["intermediate_size"] = header.tensors[GATE].shape[0]  # files of Ollama have it before its adjustment
+    if architecture not in WITHOUT_POSITIONS:
+        _require_positions(settings, config)
     (family,) = ConfigFile(settings.file.where, config).texts("architectures")
     return config | _labels(settings, family, header.tensors.get(CLASSIFIER))
+
+
+def _require_positions(settings: Settings, config: Mapping[str, object]) -> None:
+    """Raise for positions of a part of each head, or of another base with a window, unless the family has them."""
+    size, base = config.get("head_dim", settings.head_size), config["rope_theta"]
+    for name, usual, meaning, read_as in (
+        (TURNED, size, "the size of a head", ("global_head_dim", "partial_rotary_factor", "qk_rope_head_dim")),
+        (NEAR_BASE, base, "as rope.freq_base", ("rope_local_base_freq", "rope_parameters")),
+    ):
+        if config.keys().isdisjoint(read_as) and settings.has(name) and settings.number(name) != usual:
+            raise settings.file.error(settings.key(name), f"{usual}, {meaning}")
 
 
 def _labels(settings: Settings, family: str, classifier: GgufTensor | None) -> dict[str, object]:
