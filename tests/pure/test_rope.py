@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.compute.models.config_file import ConfigFile
-from quire.compute.models.rope import SCALINGS, context_length, rope_notices, rope_spec
+from quire.compute.models.rope import SCALINGS, context_length, full_and_sliding_ropes, rope_notices, rope_spec
 from quire.core.errors import CheckpointError
 
 DATA = Path(__file__).parent.parent / "golden" / "data" / "rope"
@@ -115,6 +115,22 @@ def test_scalings_of_the_current_length_are_frozen_and_say_so(
 def test_the_first_name_of_longrope_is_understood() -> None:
     assert rope_spec(config_of({**LONG, "rope_type": "su"}), 32) == rope_spec(config_of(LONG), 32)
     assert "by its long factors" in rope_notices(config_of({**LONG, "rope_type": "su"}))[0]
+
+
+def test_longrope_for_the_original_length_has_no_scale() -> None:
+    """MiniCPM3 has the factors of the same length twice, and says no factor between lengths."""
+    fields = {name: value for name, value in LONG.items() if name not in ("factor", "attention_factor")}
+    rope = rope_spec(config_of({**fields, "original_max_position_embeddings": 512}), 32)
+    assert rope.scale == 1.0
+    assert rope.inverse_frequencies == rope_spec(config_of(LONG), 32, 128).inverse_frequencies
+
+
+def test_layers_with_a_window_have_their_own_base_if_their_section_has_none() -> None:
+    kinds = {"full_attention": {"rope_type": "linear", "factor": 8.0}, "sliding_attention": {"rope_type": "default"}}
+    config = config_of(kinds, rope_theta=5000.0)
+    full, near = full_and_sliding_ropes(config, 32, None, base=1e6, sliding_base=100.0)
+    assert full == rope_spec(config_of({"rope_type": "linear", "factor": 8.0, "rope_theta": 5000.0}), 32)
+    assert near == rope_spec(config_of({"rope_theta": 100.0}), 32)
 
 
 def test_alpha_stretches_the_base_whatever_the_length() -> None:

@@ -73,7 +73,7 @@ def _layers(config: ConfigFile, head_dim: int, max_length: int | None) -> Iterat
     if not config.is_set("rope_parameters"):
         own = {kind: {"rope_type": "default", "rope_theta": base} for kind, base in bases.items()}
         config = ConfigFile(config.where, {**config.fields, "rope_parameters": own})
-    full, near = full_and_sliding_ropes(config, head_dim, max_length, base=BASE, sliding_base=LOCAL_BASE)
+    full, near = full_and_sliding_ropes(config, head_dim, max_length, base=bases[FULL], sliding_base=bases[SLIDING])
     window = config.size("local_attention", high=MAX_LENGTH) // 2 + 1
     interval = config.size("global_attn_every_n_layers")
     for index, each in enumerate(mixed_windows(config, window, lambda layer: layer % interval > 0)):

@@ -103,10 +103,9 @@ def full_and_sliding_ropes(
     transformers 5 has settings for each. transformers 4 has settings for full attention only; layers with a window use
     `sliding_base` without scaling. `base` is the default for full attention.
     """
-    nested, plain = config.section("rope_parameters").fields, config
-    if not nested:
-        plain = ConfigFile(config.where, {**config.fields, "rope_theta": sliding_base, "rope_scaling": None})
-    elif nested.keys() != {FULL, SLIDING} or config.is_set("rope_scaling"):
+    nested = config.section("rope_parameters").fields
+    plain = ConfigFile(config.where, {**config.fields, "rope_theta": sliding_base, "rope_scaling": None})
+    if nested and (nested.keys() != {FULL, SLIDING} or config.is_set("rope_scaling")):
         raise config.error("rope_parameters", f"settings for {FULL} and for {SLIDING}, and no rope_scaling")
     full = rope_spec(config, head_dim, max_length, layer_type=FULL, default_base=base)
     return full, rope_spec(plain, head_dim, max_length, layer_type=SLIDING, default_base=sliding_base)
@@ -174,10 +173,10 @@ class _Rope:
         """Return the factor of the scaling."""
         return self.section.number("factor")
 
-    def stretch(self) -> float:
-        """Return the factor, or the ratio of the lengths if they give it."""
+    def stretch(self, default: float | None = None) -> float:
+        """Return the factor, or the ratio of the lengths if they give it, or else the default."""
         ratio = self.trained_length / self.original_length
-        return self.factor() if ratio == 1 else self.section.number("factor", ratio)
+        return self.section.number("factor", default if ratio == 1 else ratio)
 
 
 def plain_frequencies(base: float, rotary_dim: int) -> tuple[float, ...]:
@@ -233,7 +232,7 @@ def _alpha(rope: _Rope) -> tuple[FloatArray, float]:
 
 
 def _longrope(rope: _Rope) -> tuple[FloatArray, float]:
-    factor = rope.stretch()
+    factor = rope.stretch(1.0)
     scale = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(max(2, rope.original_length)))
     chosen = "long_factor" if rope.max_length > rope.original_length else "short_factor"
     factors = np.array(rope.section.numbers(chosen), np.float32)
