@@ -146,7 +146,8 @@ BROKEN = {
     "a dimension of 0": (file_of([], [tensor("t", [0])], bytes(32)), "dimensions is"),
     "a product beyond 64 bits": (file_of([], [tensor("t", [1 << 32] * 4)], bytes(32)), "dimensions is"),
     "an unknown number type": (file_of([], [tensor("t", [8], 4)], bytes(32)), "type is 'number 4'"),
-    "half a block": (file_of([], [tensor("t", [40], 8)], bytes(64)), "a multiple of 32 for Q8_0"),
+    "a vector of blocks": (file_of([], [tensor("t", [32], 8)], bytes(64)), "type is 'Q8_0'; allowed: a type of single"),
+    "half a block": (file_of([], [tensor("t", [40, 1], 8)], bytes(64)), "a multiple of 32 for Q8_0"),
     "an odd offset": (file_of([], [tensor("t", [8], 0, 4)], bytes(64)), "offset is 4; allowed: a multiple of 32"),
     "beyond the end": (
         file_of([], [tensor("t", [8], 0, 32)], bytes(32)),

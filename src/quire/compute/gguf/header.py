@@ -325,6 +325,8 @@ def _claim(cursor: _Cursor) -> _Claim:
     if prod(dimensions) > cursor.file_bytes * block.size:
         needed = cursor.position + prod(dimensions) // block.size * block.num_bytes
         raise incomplete(cursor.path, cursor.file_bytes, needed)
+    if block.size > 1 and num_dimensions == 1:
+        raise cursor.error(f"{what}: type", block.name, "a type of single numbers, because it has one dimension")
     if dimensions[0] % block.size:
         raise cursor.error(f"{what}: row", f"{dimensions[0]} numbers", f"a multiple of {block.size} for {block.name}")
     return _Claim(name, dimensions[::-1], block, offset)
