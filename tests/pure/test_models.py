@@ -1653,6 +1653,8 @@ def test_a_setting_of_llama_that_is_not_understood_is_refused(
         ("Olmo-Hybrid-7B", {"layer_types": ["full_attention"] * 32}, "32 of full_attention and linear_attention, both"),
         ("Apertus-8B", {"hidden_act": "silu"}, "hidden_act is 'silu'; allowed: 'xielu'"),
         ("Apertus-8B", {"xielu": [[1.0] * 4]}, "allowed: four numbers for each of the 32 layers"),
+        ("Apertus-8B", {"xielu": [[1.0] * 3] * 32}, "allowed: four numbers for each of the 32 layers"),
+        ("Apertus-8B", {"xielu": [{"a": "b"}] * 32}, "allowed: four numbers for each of the 32 layers"),
         ("c4ai-command-r7b", {"layer_types": ["full_attention"] * 32}, "a sliding layer, because only those have"),
         ("c4ai-command-r7b", {"use_qk_norm": True}, "use_qk_norm is True; allowed: false"),
         (

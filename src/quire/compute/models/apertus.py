@@ -8,7 +8,7 @@ from typing import Final
 
 from quire.compute.models.base import DecoderSpec
 from quire.compute.models.common import LAYER, llama_like, num_layers, rotary_layers, with_head_norms, with_stems
-from quire.compute.models.config_file import ConfigFile
+from quire.compute.models.config_file import MAX_NUMBER, ConfigFile
 from quire.compute.models.parts import Part, WeightSource
 from quire.compute.models.sublayers import Activation
 
@@ -45,6 +45,12 @@ def _numbers(config: ConfigFile) -> WeightSource:
     if stored is None:
         return WeightSource("", numbers=tuple(f"{LAYER}mlp.act_fn.{name}" for name in NUMBERS))
     count = num_layers(config)
-    if not isinstance(stored, list) or len(stored) != count:
+    if not isinstance(stored, list) or len(stored) != count or not all(map(_has_numbers, stored)):
         raise config.error("xielu", f"four numbers for each of the {count} layers")
     return WeightSource("", values=tuple(tuple(map(float, numbers)) for numbers in stored))
+
+
+def _has_numbers(found: object) -> bool:
+    """Return whether a layer has its four numbers."""
+    numbers = found if isinstance(found, list) else []
+    return len(numbers) == len(NUMBERS) and all(type(one) in {int, float} and abs(one) < MAX_NUMBER for one in numbers)
