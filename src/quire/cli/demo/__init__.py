@@ -25,8 +25,8 @@ DESCRIPTION = (
     "guide, its dashboard and a small crowd of clients, to watch in a browser."
 )
 INTRODUCTION = (
-    "Nothing here is staged: the real scheduler plans every step, the real memory manager executes it, and the "
-    "pictures show the state afterwards. The last two chapters add a model. Each card is a block: its number, the "
+    "Nothing here is staged: the real scheduler plans every step, the real memory manager assigns the blocks, and "
+    "the pictures show the state afterwards. The last two chapters add a model. Each card is a block: its number, the "
     "sequences that hold it and, below, how many of its 16 slots hold the keys and values of a token. Sizes in bytes "
     "are those of Qwen3-0.6B, except in the last two chapters."
 )
