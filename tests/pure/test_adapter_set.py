@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from quire.core.adapters import AdapterFacts
-from quire.core.errors import ExecutionError, TooManyJobsError
+from quire.core.errors import ExecutionError, InvalidRequestError, TooManyJobsError
 from quire.engine.commands import AnyCommand, DropAdapter, LoadAdapter
 from quire.engine.process.adapter_set import MAX_WAITING, AdapterSet
 from quire.engine.records.stats import EngineStats
@@ -133,6 +133,24 @@ def test_an_adapter_without_a_name_takes_room_until_its_requests_have_ended() ->
         await until(lambda: engine.states == {"y": "loading"})
         engine.load()
         await second
+
+    run(test)
+
+
+def test_of_two_adapters_loaded_under_one_name_the_second_is_refused_and_freed() -> None:
+    async def test() -> None:
+        engine = Engine(2)
+        engine.set = AdapterSet({}, facts, 200)
+        loads = [
+            asyncio.create_task(engine.set.load("n", lambda each=each: each, engine.send, engine.stats))
+            for each in ("x", "y")
+        ]
+        await until(lambda: engine.states == {"x": "loading", "y": "loading"})
+        engine.load()
+        first, second = await asyncio.gather(*loads, return_exceptions=True)
+        assert first == X and isinstance(second, InvalidRequestError) and second.field == "name"
+        assert engine.set.by_name == {"n": X}
+        assert engine.states == {"x": "ready"}
 
     run(test)
 

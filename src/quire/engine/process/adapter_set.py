@@ -88,8 +88,11 @@ class AdapterSet:
             raise ExecutionError(f"the adapter {shortened(name)!r} could not be read within {LOAD_S:.0f} s") from error
         self._require_possible(name, facts)
         await self.hold(facts, send, stats)
-        self._by_name[name] = facts
-        self.release(facts, send)
+        try:
+            self._require_possible(name, facts)  # again: another load may have taken the name meanwhile
+            self._by_name[name] = facts
+        finally:
+            self.release(facts, send)
         return facts
 
     def load_now(self, name: str, folder: str, send: Send, stats: Stats) -> AdapterFacts:
