@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from quire.core.errors import ExecutionError
 from quire.core.request import FinishReason
 from quire.core.sampling_params import SamplingParams
-from quire.engine.commands import Abort, Add, Clear, Stop, Survey
+from quire.engine.client import SequenceUpdate
+from quire.engine.commands import Abort, Add, Clear, Fail, Stop, Survey
 from quire.engine.process.heartbeat import BEAT_S
 from quire.engine.records.stats import ModelState
 from quire.engine.replicas import replica as replica_module
@@ -340,6 +341,33 @@ def test_a_trial_that_ends_with_its_engine_and_others_is_held_again() -> None:
     suspects.begin(tried, cast(Any, "engine"))
     assert suspects.note_death([tried, other]) == ([other], [], None)
     assert (suspects.waiting, suspects.on_trial, suspects.engine) == ([tried], None, None)
+
+
+def test_a_text_that_fails_as_its_trial_ends_is_not_computed_again() -> None:
+    async def test() -> None:
+        async with Fleet(1) as fleet:
+            requests = [add(name, [5] * 4, max_tokens=60) for name in "abc"]
+            for request in requests:
+                fleet.set.send(request)
+            for _ in range(2):
+                await fleet.step()
+                fleet.engine(0).kill()
+                await fleet.settle()
+            suspects, tell = fleet.set.book.suspects, fleet.reader.process
+            failed = list[str]()
+
+            def tell_and_fail(updates: list[SequenceUpdate]) -> None:
+                tell(updates)
+                if suspects.on_trial is not None and suspects.has_passed(suspects.on_trial) and not failed:
+                    failed.append(updates[0].request_id)
+                    fleet.set.send(Fail(updates[0].request_id, "its text cannot be decoded"))
+
+            fleet.reader.process = tell_and_fail  # type: ignore[method-assign]
+            await fleet.run()
+            assert failed == ["a"]
+            require_whole(fleet, *requests[1:])
+
+    run(test)
 
 
 def test_requests_that_come_while_the_engine_of_a_trial_ends_keep_no_suspect_waiting() -> None:

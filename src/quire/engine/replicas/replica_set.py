@@ -455,8 +455,9 @@ class ReplicaSet:
 
     def _end_trial(self, part: Part) -> None:
         """End the trial of a part that has passed, and make room for the next suspect. Mutates."""
-        self._suspects.end_trial()
-        if self._suspects.waiting and not part.is_over:
+        if part is self._suspects.on_trial:  # else it has ended meanwhile, and the next one may be on trial
+            self._suspects.end_trial()
+        if self._suspects.waiting and part.replica is not None:
             self._move([part])
         else:
             self._place_all()
