@@ -35,7 +35,6 @@ struct ActivationSizes {
           layer_inputs(static_cast<int>(shape.layers.size()) * shape.layer_inputs.size),
           experts(round_up(shape.num_experts, kPanelWidth)),
           ranks(round_up(shape.num_experts + shape.num_expert_groups, kPanelWidth)),
-          logits(round_up(shape.vocab_size, kPanelWidth)),
           low(round_up(shape.adapter_rank, kPanelWidth)),
           per_token(std::max(1, shape.experts_per_token)),
           bounded(shape.bounded) {
@@ -72,7 +71,7 @@ struct ActivationSizes {
     }
     std::size_t gate_floats(std::size_t tokens) const { return low > 0 || bounded ? tokens * per_token * inner : 0; }
 
-    int hidden, query, key, inner, layer_inputs, experts, ranks, logits, low, per_token;
+    int hidden, query, key, inner, layer_inputs, experts, ranks, low, per_token;
     bool bounded;
     int angles = 0;
     int gate = 0, delta_inputs = 0, delta_filtered = 0;

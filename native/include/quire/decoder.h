@@ -366,9 +366,9 @@ class Decoder {
     class Products;
     class Step;
 
-    // Cuts the attention of a call.
     // Finds the tokens of the second type.
     void find_types(StepCall& call) const;
+    // Cuts the attention of a call.
     void plan(StepCall& call, std::vector<AttentionPieces>& pieces) const;
 
     DecoderShape shape_;

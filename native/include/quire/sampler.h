@@ -4,13 +4,13 @@
 //  1. Its rules change the logits: allowed, masked and banned tokens, then biases, then the repetition,
 //     frequency and presence penalties. Each number is rounded to float.
 //  2. Each token gets the weight e^(logit / temperature).
-//  3. The filters remove tokens, in this order: min_p (below that share of the highest weight), top_k (all except
-//     the k likeliest), top_p (all except the likeliest that together have that share of the remaining weight). Tokens
-//     of equal weight are in the order of their ids.
+//  3. The filters remove tokens, in this order: top_n_sigma (logits more than that many standard deviations below the
+//     highest), min_p (below that share of the highest weight), top_k (all except the k likeliest), top_p (all except
+//     the likeliest that together have that share of the remaining weight). Tokens of equal weight are in the order of
+//     their ids.
 //  4. The rest race: the token with the least -log(its number) / its weight wins, the lower id if two are equal. A
-//  number
-//     depends on (seed, position, id) only: so a token depends neither on its neighbours in the batch nor on how the
-//     request reached this position.
+//     number depends on (seed, position, id) only: so a token depends neither on its neighbours in the batch nor on how
+//     the request reached this position.
 #pragma once
 
 #include <cstdint>

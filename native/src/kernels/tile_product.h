@@ -28,7 +28,6 @@ template <typename Number>
 class BlockTiles {
   public:
     explicit BlockTiles(int) {}
-    // The rows of scratch memory for `num_rows` rows.
 };
 
 #if QUIRE_HAS_TILES

@@ -55,8 +55,8 @@ class SamplingParams:
     when no better text is possible. `max_tokens` None means: as many as fit.
 
     Tokens are drawn from the softmax of logits / temperature (0: the likeliest token), after the filters in the order
-    min_p, top_k (0 or -1: off), top_p. Sequence i of a request draws with seed + i, so the n sequences of one request
-    equal those of n requests with the seeds seed, seed + 1, ….
+    top_n_sigma, min_p, top_k (0 or -1: off), top_p. Sequence i of a request draws with seed + i, so the n sequences of
+    one request equal those of n requests with the seeds seed, seed + 1, ….
 
     Before that, rules change the logits, in this order. If `allowed_token_ids` are given, only these may be chosen.
     `bad_words` must not occur in the text: the door turns the strings into `bad_words_ids`, and each sequence bans its
