@@ -15,6 +15,8 @@ import pytest
 from tests.gpu.compile_gate import RARE, compile_job, digest_job, kernel_modules, recorded, variants_of
 
 PLANTED = "tests.gpu.planted_kernels"
+LEAST_SHARED_BYTES = 99 << 10
+"""What a program of sm_86 and sm_89 may have, which use the forms of sm_80."""
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +51,7 @@ def test_every_variant_that_ships_passes_the_gate(
     digest = compiler.submit(digest_job, module, name, capability).result()
     compiled = RECORDED.get(digest) or compiler.submit(compile_job, module, name, capability).result()
     assert compiled.faults(variants_of(module)[name]) == []
+    assert capability != 80 or compiled.shared_bytes <= LEAST_SHARED_BYTES
 
 
 @pytest.mark.long

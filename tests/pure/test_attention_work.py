@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import pairwise, product
 from unittest.mock import patch
 
 import numpy as np
@@ -11,11 +11,19 @@ from hypothesis import strategies as st
 
 from quire.compute.torch.attention.shared_prefix import MIN_TILES, shared_prefixes
 from quire.compute.torch.attention.work import MOST_PARTS, Tiles, WorkList, work_lists
-from quire.compute.torch.kernels.tile_shape import SPLIT
+from quire.compute.torch.kernels.tile_shape import SPLIT, TileShape, Use
 
 LENGTHS = st.one_of(
     st.integers(1, 5000), st.sampled_from([SPLIT - 1, SPLIT, SPLIT + 1, 2 * SPLIT, 2 * SPLIT + 1, 7 * SPLIT])
 )
+
+
+def test_tiles_fit_into_the_shared_memory_of_small_gpus() -> None:
+    """Queries, and tiles of keys and of values that are read ahead; RTX 30 and 40 and the L4 have 99 KiB."""
+    for use, head_dim, bits in product(Use, (64, 128, 256, 512), (8, 16, 32)):
+        shape = TileShape.of(use, head_dim=head_dim, group=4, block_size=16, kv_bits=bits, capability=86)
+        num_tokens = shape.rows + 2 * (shape.num_stages - 1) * shape.tokens
+        assert num_tokens * shape.padded_dim * bits // 8 <= 99 << 10, (use, head_dim, bits)
 
 
 def tiles(sequences: list[tuple[int, int]], tokens_per_tile: int) -> Tiles:

@@ -40,6 +40,9 @@ WIDE: Final = 128
 WIDEST: Final = 256
 """Heads of more numbers than this strain shared memory, too: some GPUs have 99 KiB for a program."""
 MOST: Final = 512
+FLOAT32_BITS: Final = 32
+LEAST_TOKENS: Final = 16
+"""The least of a matrix product's dimensions."""
 FORMS: Final = MappingProxyType(
     {  # (decodes, most numbers of a head, quantised or before sm_90, MOST: not sm_90): rows, tokens, warps, stages
         (True, WIDE, False): (16, 64, 4, 3),
@@ -103,6 +106,8 @@ class TileShape:
             num_warps = 4  # with more, a thread would load less than 16 bytes of a tile; and sm_100 would spill
         if is_decode and head_dim <= NARROW and capability >= 90:
             tokens *= 2  # as many bytes in flight as with other heads
+        if kv_bits == FLOAT32_BITS:  # else more than 99 KiB of shared memory, and registers would spill
+            tokens, num_stages = max(LEAST_TOKENS, tokens // 2), 2
         split = DECODE_SPLIT if is_decode else SPLIT
         return cls(max(rows, power_of_two(group)), tokens, num_warps, num_stages, head_dim, group, block_size, split)
 
