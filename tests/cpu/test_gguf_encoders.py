@@ -186,7 +186,11 @@ def test_capital_letters_are_kept_by_a_vocabulary_that_has_some(tmp_path: Path) 
     for tokens, has_capitals in (([*MARKED, real], False), ([*MARKED[:-1], "\u2581What"], True)):
         everything = [*tokens, *(f"{number}" for number in range(128 - len(tokens)))]
         text = tokenizer_json_of(header_of(tmp_path / str(has_capitals), tokens=everything))
-        assert ('"lowercase": false' in text) is has_capitals
+        assert ('"lowercase": false' in text) is has_capitals and '"strip_accents": null' in text
+        header = header_of(tmp_path / f"{has_capitals}-said", tokens=everything)
+        said = {f"tokenizer.ggml.normalizer.{name}": has_capitals for name in ("lowercase", "strip_accents")}
+        text = tokenizer_json_of(replace(header, settings={**header.settings, **said}))
+        assert f'"strip_accents": {str(has_capitals).lower()}, "lowercase": {str(has_capitals).lower()}' in text
     assert word_pieces(["[unused1]", "[", "]"], [1, 1, 1]) == ["[unused1]", "##[", "##]"]
 
 

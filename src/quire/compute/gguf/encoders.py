@@ -1,8 +1,8 @@
 """GGUF files of encoders: their settings, and the tokenizers that only they have.
 
 BERT's word pieces ("bert") begin with a mark if they begin a word; Hugging Face marks the others. XLM-RoBERTa has
-pieces with scores ("t5"), of which the best cut of a word is chosen, and a table that replaces characters. A file does
-not say whether BERT's words are in lower case: they are if no piece begins with a letter from A to Z.
+pieces with scores ("t5"), of which the best cut of a word is chosen, and a table that replaces characters. Older files
+do not say whether BERT's words are in lower case: they are if no piece begins with a letter from A to Z.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ CONTINUES: Final = "##"
 CAPITAL: Final = re.compile(r"(##)?[A-Z]")  # lower case leaves some others as they are, such as that of real numbers
 FIRST: Final = ("cls", "bos")
 LAST: Final = ("seperator", "eos")  # with the typo of the format
+ACCENTS: Final = "tokenizer.ggml.normalizer.strip_accents"
 MOST_BYTES: Final = 4 << 20
 """Of the table that replaces characters; that of NFKC, which published models have, has 237,539."""
 
@@ -92,11 +93,12 @@ def word_piece_parts(file: ConfigFile, ids: Mapping[str, int]) -> dict[str, Any]
     """Return the parts of tokenizer.json for word pieces, with Hugging Face's marks."""
     pieces = list(ids)
     unknown = file.size("tokenizer.ggml.unknown_token_id", ids.get("[UNK]", 0), low=0, high=len(ids) - 1)
-    lowercase = not any(map(CAPITAL.match, pieces))
+    lowercase = file.flag("tokenizer.ggml.normalizer.lowercase", not any(map(CAPITAL.match, pieces)))
+    strips = file.flag(ACCENTS, False) if file.is_set(ACCENTS) else None
     return {
         "normalizer": {
             **{"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True},
-            **{"strip_accents": None, "lowercase": lowercase},
+            **{"strip_accents": strips, "lowercase": lowercase},
         },
         "pre_tokenizer": {"type": "BertPreTokenizer"},
         "post_processor": around(file, pieces),
