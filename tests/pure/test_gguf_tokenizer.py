@@ -298,6 +298,13 @@ BROKEN = {
 }
 
 
+def test_a_token_that_a_vocabulary_lacks_may_be_minus_one(tmp_path: Path) -> None:
+    settings = {"pre": "gpt-2", "merges": ["a b"], **dict.fromkeys(("padding_token_id", "eot_token_id"), (1 << 32) - 1)}
+    file = write(tmp_path / "m.gguf", "gpt2", ["a", "b", "ab"], [1] * 3, **settings)
+    assert Tokenizer.open(file, vocab_size=3).encode("ab") == [2]
+    assert file.json_object("generation_config.json") == {}
+
+
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_vocabulary_that_is_broken_is_refused_in_one_line(name: str, tmp_path: Path) -> None:
     changes, said = BROKEN[name]

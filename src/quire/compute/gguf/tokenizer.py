@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from quire.compute.gguf.encoders import SPACE, around, template, unigram_parts, word_piece_parts, word_pieces
 from quire.compute.gguf.header import GgufHeader
-from quire.compute.gguf.vocabulary import CONTROL, scores_of, vocabulary
+from quire.compute.gguf.vocabulary import CONTROL, NO_TOKEN, scores_of, vocabulary
 from quire.compute.models.config_file import ConfigFile
 from quire.core.model_files import MAX_TOKENIZER_BYTES, MAX_TOKENIZER_VALUES, SPACE_AT_END
 from quire.core.pooling import INSTRUCTION, PAIR_TEMPLATE
@@ -204,7 +204,7 @@ def tokenizer_config_of(header: GgufHeader) -> dict[str, object]:
     settings: dict[str, object] = {}
     for name, theirs in NAMED.items():
         key = f"tokenizer.ggml.{theirs}_token_id"
-        if file.is_set(key):
+        if file.is_set(key) and file.fields[key] != NO_TOKEN:
             settings[name] = tokens[file.size(key, low=0, high=len(tokens) - 1)]
     begins = file.flag("tokenizer.ggml.add_bos_token", _begins(file)) or _is_gemma4(file)  # whose first files say false
     is_step = _is_in_tokens(file) or file.fields.get("tokenizer.ggml.model") in OF_ENCODERS  # of tokenizer.json

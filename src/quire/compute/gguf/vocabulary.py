@@ -21,6 +21,9 @@ GEMMA4_ENDS: Final = ("<turn|>", "<|tool_response>")
 """Those of Gemma 4, whatever their type: after a call a model writes the second, which files declare user-defined."""
 
 CONTROL: Final = 3  # of tokenizer.ggml.token_type
+NO_TOKEN: Final = (1 << 32) - 1
+"""-1 as files have it for a token that a vocabulary lacks, such as the one for padding."""
+
 SUPPRESSED: Final = "tokenizer.ggml.suppress_tokens"
 END_IDS: Final = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
 
@@ -29,7 +32,11 @@ def generation_config_of(header: GgufHeader) -> dict[str, object]:
     """Return generation_config.json for a file: the tokens that end a text, or may not be in one. Does not mutate."""
     file = ConfigFile(str(header.path), dict(header.settings))
     tokens, kinds = vocabulary(file)
-    ends = {file.size(name, low=0, high=len(tokens) - 1) for name in END_IDS if file.is_set(name)}
+    ends = {
+        file.size(name, low=0, high=len(tokens) - 1)
+        for name in END_IDS
+        if file.fields.get(name) not in (None, NO_TOKEN)
+    }
     texts = next((ends for ends in MESSAGE_ENDS if ends[0] in tokens), ENDS)
     ends |= {place for place, text in enumerate(tokens) if kinds[place] == CONTROL and text in texts}
     if all(end in tokens for end in GEMMA4_ENDS):
