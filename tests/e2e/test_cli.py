@@ -112,11 +112,15 @@ def test_version_and_help() -> None:
 
 
 @pytest.mark.parametrize("command", [command.name for command in cli.COMMANDS])
-def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_explains_itself(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     assert cli.main([command, "--help"]) == cli.DONE
     shown = capsys.readouterr()
     assert shown.err == ""
     assert shown.out.startswith(f"usage: quire {command}")
+    assert [line for line in shown.out.partition("\n\n")[2].splitlines() if len(line) > 80] == []
 
 
 def test_the_benchmark_of_make_bench_is_there() -> None:

@@ -30,9 +30,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser(
         "serve",
         help="serve models over HTTP, to clients of OpenAI, Anthropic and Ollama",
-        description="Serve models over HTTP, to clients of OpenAI, Anthropic and Ollama. A single model is loaded at "
-        "start and stays loaded. Several models are loaded on demand, and unloaded when idle for --keep-alive. "
-        "On SIGTERM or Ctrl-C the server lets running requests finish; a second signal stops it at once.",
+        description="Serve models over HTTP, to clients of OpenAI, Anthropic and Ollama. One model is\n"
+        "loaded at start and stays loaded. Several models are loaded on demand, and\n"
+        "unloaded when idle for --keep-alive. SIGTERM or Ctrl-C lets running requests\n"
+        "finish; a second signal stops the server at once.",
     )
     add_serve_options(parser)
     parser.set_defaults(run=run)
