@@ -266,6 +266,25 @@ def test_closing_ends_what_is_under_way(folder: Path) -> None:
     run(test)
 
 
+def test_a_killed_model_is_not_started_again(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> None:
+        llm = SupervisedLLM(config(folder))
+        llm.start()
+        await llm.wait_ready()
+        replica, process_id = llm.replicas.replicas[0], llm.engine_process_id
+        assert process_id is not None
+        os.kill(process_id, signal.SIGSTOP)  # as if a step took long
+        llm.kill()
+        await until(lambda: replica.connection is None)
+        await llm.close()
+        assert replica.epoch == 1
+        with pytest.raises(ProcessLookupError):
+            os.kill(process_id, 0)
+
+    run(test)
+    assert "restarting" not in caplog.text
+
+
 @pytest.mark.parametrize("starts", [False, True])
 def test_a_closed_model_is_freed_at_once(folder: Path, starts: bool) -> None:
     """A server looks for unreachable objects only now and then."""

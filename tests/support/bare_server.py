@@ -50,7 +50,7 @@ class FakeModel:
         self.report = _report(self.config)
         self.failure: Exception | None = None
         self.is_slow = False
-        self.num_closed = 0
+        self.num_closed = self.num_killed = 0
 
     @property
     def limits(self) -> Any:
@@ -77,6 +77,9 @@ class FakeModel:
         if self.failure is not None:
             raise self.failure
         self.state = ModelState.READY
+
+    def kill(self) -> None:
+        self.num_killed += 1
 
     async def close(self) -> None:
         self.state = ModelState.CLOSED

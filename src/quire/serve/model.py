@@ -138,6 +138,10 @@ class SupervisedModel(ServedModel, Protocol):
         """Wait until the model takes requests; raises if it never will."""
         ...
 
+    def kill(self) -> None:
+        """Kill the engines, so that `close`, which must follow, waits for no step."""
+        ...
+
     async def restart(self) -> None:
         """Restart the engines one by one; requests continue. Raises `ExecutionError` if an engine does not restart."""
         ...

@@ -152,6 +152,8 @@ class Server:
         self.was_forced = True
         self._end_at_latest(END_S)
         self._stopping.cancel()
+        for each in self._models.models:
+            each.model.kill()  # a step can take long
         self._http.end_now()
 
     async def _load(self, address: str) -> None:

@@ -140,13 +140,19 @@ class Replica:
 
     async def close(self) -> None:
         """End the engine and do not restart it; kill it if it still loads. May be called twice."""
-        if self._connection is not None and self.state in LOADS:
-            self._connection.kill()  # it reads no message before it has loaded
+        if self.state in LOADS:
+            self.kill()  # it reads no message before it has loaded
         self.state = ModelState.CLOSED
         if self._task is not None:
             if not self._task.cancelling():  # a second cancellation would interrupt its wait for the process
                 self._task.cancel()
             await asyncio.wait([self._task])  # unlike `await`, raises `CancelledError` only for the caller
+
+    def kill(self) -> None:
+        """Kill the engine, and do not restart it; `close` must follow. Mutates."""
+        self.state = ModelState.CLOSED
+        if self._connection is not None:
+            self._connection.kill()
 
     async def rest(self) -> None:
         """End the engine until `begin`. Mutates."""
@@ -161,6 +167,8 @@ class Replica:
         while num_failed_starts < MOST_FAILED_STARTS:
             self._is_recycled = False
             was_ready = await self._run_once()
+            if self.state is ModelState.CLOSED:
+                return
             if self.limits is None:
                 break  # it was never ready, so another start would fail too
             self.num_restarts += 1
@@ -200,7 +208,12 @@ class Replica:
             if was_ready:
                 # It gets no more commands; why it ended is known once its process has.
                 self.state, self.failure = ModelState.RESTARTING, self._reason or "the engine process is ending"
-            status = await asyncio.shield(connection.end(patience_s))
+            ending = asyncio.ensure_future(connection.end(patience_s))
+            try:
+                status = await asyncio.shield(ending)
+            except asyncio.CancelledError:  # by `close`, which must not return before the process has ended
+                await asyncio.wait([ending])
+                raise
             if self.state is not ModelState.CLOSED:
                 self._lose(ModelState.RESTARTING, self._reason or f"the engine process has ended with status {status}")
         return was_ready

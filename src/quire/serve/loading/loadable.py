@@ -203,6 +203,11 @@ class LoadableModel:
         if self._ending is not None:
             await asyncio.shield(self._ending)  # continues if this wait is cancelled; `close` waits for it
 
+    def kill(self) -> None:
+        """Kill the engine, so that `close`, which must follow, waits for no step."""
+        if self._model is not None:
+            self._model.kill()
+
     async def close(self) -> None:
         """End all requests and the engine for good; may be called twice. Mutates."""
         await self.unload()
