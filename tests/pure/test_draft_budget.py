@@ -130,6 +130,30 @@ def test_times_never_fall_as_steps_grow(seed: int) -> None:
         assert found == sorted(found)
 
 
+def test_the_time_of_a_step_follows_measurements_but_not_odd_ones() -> None:
+    times = StepTimes()
+    times.note(30, 3000.0)
+    times.note(16, 100.0)  # the first step was odd: for 30 tokens it should have taken 187.5, or half as much again
+    assert times.of(50) == pytest.approx(281.25 + 0.15 * (100 - 281.25))
+    times = StepTimes()
+    times.note(16, 100.0)
+    times.note(24, 9000.0)  # the second one is: it should have taken 150
+    assert times.of(50) == pytest.approx(100 + 0.15 * (225 - 100))
+
+
+@pytest.mark.parametrize("duration_us", [0, 1])
+def test_a_time_of_0_is_none(duration_us: int) -> None:
+    budget = DraftBudget()
+    budget.note_plain(1, 1, duration_us)
+    budget.note_step(1, 1, duration_us, is_search=True)
+    budget.note_step(1, 4, duration_us)
+    budget.note_pass(1, duration_us)
+    measured = (budget.plain_times, budget.search_times, budget.times, budget.pass_times)
+    assert [times.least > 0 for times in measured] == [duration_us > 0] * 4
+    budget.note_search(2, 2, duration_us, is_search=False)
+    assert budget.trials.is_on(2) == (not duration_us), "a pause has begun"
+
+
 def test_each_kind_of_proposer_is_trusted_by_what_it_has_shown() -> None:
     budget = budget_with({1: 1000.0, 4: 1300.0, 16: 4000.0})
     (request,) = requests_with([4])

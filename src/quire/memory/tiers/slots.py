@@ -85,7 +85,8 @@ class SlotBooks:
         while self._leaves and victim is None:
             leaf = heapq.heappop(self._leaves)
             entry = leaf[2]
-            if not _is_leaf(entry) or entry.kept is None or entry.kept.used_at != leaf[0]:
+            kept = _slots_of_leaf(entry)
+            if kept is None or kept.used_at != leaf[0]:
                 continue
             if entry in spared:
                 passed_over.append(leaf)
@@ -156,13 +157,13 @@ class SlotBooks:
         return dict.fromkeys(entry for entry, _ in self._holders.values())
 
     def _note_leaf(self, entry: PrefixEntry) -> None:
-        if entry.kept is None or not _is_leaf(entry):
+        kept = _slots_of_leaf(entry)
+        if kept is None:
             return
-        heapq.heappush(self._leaves, (entry.kept.used_at, entry.kept.serial, entry))
+        heapq.heappush(self._leaves, (kept.used_at, kept.serial, entry))
         if len(self._leaves) > 64 + 4 * len(self._holders):
-            self._leaves = [
-                (each.kept.used_at, each.kept.serial, each) for each in self.entries() if each.kept and _is_leaf(each)
-            ]
+            leaves = ((_slots_of_leaf(each), each) for each in self.entries())
+            self._leaves = [(kept.used_at, kept.serial, each) for kept, each in leaves if kept is not None]
             heapq.heapify(self._leaves)
 
     def check(self) -> None:
@@ -182,6 +183,9 @@ class SlotBooks:
                 raise InvariantError("an entry miscounts its children on disk")
 
 
-def _is_leaf(entry: PrefixEntry) -> bool:
+def _slots_of_leaf(entry: PrefixEntry) -> KeptSlots | None:
+    """Return the slots of an entry that can be evicted; None if it cannot be."""
     kept = entry.kept
-    return kept is not None and not kept.num_children and not kept.num_pins and max(kept.slots) >= 0
+    if kept is None or kept.num_children or kept.num_pins or max(kept.slots) < 0:
+        return None
+    return kept
