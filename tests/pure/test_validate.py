@@ -8,6 +8,7 @@ from array import array
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import fields, replace
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -542,3 +543,20 @@ def test_logprobs_are_at_most_as_many_as_the_vocabulary_has() -> None:
         validate_sampling(replace(SamplingParams(), **{field: 5}), limits)
         with pytest.raises(InvalidRequestError, match=f"^{field} is 6; allowed: an integer from 0 to 5$"):
             validate_sampling(replace(SamplingParams(), **{field: 6}), limits)
+
+
+def test_a_choice_of_many_tokens_takes_no_more_calls_than_one_of_few() -> None:
+    limits, counts = replace(LIMITS, vocab_size=10_000), []
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        counts[-1] += event in ("call", "c_call")
+
+    for count in (2, 10_000):
+        sampling = SamplingParams(allowed_token_ids=tuple(range(count)))
+        counts.append(0)
+        sys.setprofile(note)
+        try:
+            validate_sampling(sampling, limits)
+        finally:
+            sys.setprofile(None)
+    assert counts[0] == counts[1]

@@ -202,7 +202,7 @@ class InputBatch:
         """Return why this worker cannot serve the request, or None."""
         if start.tokens and not 0 <= min(start.tokens) <= max(start.tokens) < self._vocab_size:
             return f"a token is out of range; allowed: a token id from 0 to {self._vocab_size - 1}"
-        if any(not 0 <= token < self._vocab_size for token in _named_tokens(start.sampling)):
+        if any(not 0 <= min(each) <= max(each) < self._vocab_size for each in _named_tokens(start.sampling) if each):
             return f"a rule is out of range; allowed: a token id from 0 to {self._vocab_size - 1}"
         return None
 
@@ -274,12 +274,12 @@ def _drafts(plan: StepPlan, entry: int) -> Sequence[int]:
     return plan.drafts.get(plan.rows[entry], ())
 
 
-def _named_tokens(sampling: SamplingParams) -> Iterator[int]:
+def _named_tokens(sampling: SamplingParams) -> Iterator[Sequence[int]]:
     """Yield the tokens that sampling parameters name."""
-    yield from sampling.stop_token_ids
-    yield from sampling.allowed_token_ids or ()
-    yield from (token for token, _ in sampling.biases)
-    yield from (token for word in sampling.bad_words_ids for token in word)
+    yield sampling.stop_token_ids
+    yield sampling.allowed_token_ids or ()
+    yield [token for token, _ in sampling.biases]
+    yield from sampling.bad_words_ids
 
 
 def num_sampled_logits(plan: StepPlan, entry: int) -> int:
