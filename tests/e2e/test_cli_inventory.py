@@ -236,6 +236,10 @@ def test_a_file_is_not_removed_with_its_neighbours(models: Command, home: Path) 
     assert (status, err) == (2, f"quire: error: org/m has more than Q8_0, such as config.json. {advice}\n")
     for snapshot in (new, new.with_name(OLDER)):
         (snapshot / "config.json").unlink()
+    add_file(new, "m-Q8_0_L.gguf", b"of another type")
+    _, _, err = models("rm", "org/m:Q8_0", "--yes")
+    assert err == f"quire: error: org/m has more than Q8_0, such as m-Q8_0_L.gguf. {advice}\n"
+    (new / "m-Q8_0_L.gguf").unlink()
     assert models("rm", "org/m:q8_0", "--yes")[0] == 0
 
 

@@ -438,9 +438,26 @@ def test_a_model_of_the_hub_is_fetched_with_its_image_encoder(
     put(made, hub.folder, "eye-Q8_0.gguf", "mmproj-BF16.gguf")
     put(made, hub.folder, "eye-Q4_0.gguf", "mmproj-F16.gguf")
     assert encoder_of(resolve_model("quire-no-such/eye:Q8_0@main")) == "mmproj-BF16.gguf"
-    assert hub.wanted == ["*Q8_0*.gguf", "*q8_0*.gguf", "mmproj-BF16.gguf"]
+    assert hub.wanted == ["eye-Q8_0.gguf", "mmproj-BF16.gguf"]
     assert encoder_of(resolve_model("quire-no-such/eye:Q8_0@main", "none")) == ""
-    assert hub.wanted == ["*Q8_0*.gguf", "*q8_0*.gguf"]
+    assert hub.wanted == ["eye-Q8_0.gguf"]
+
+
+def test_a_type_on_the_hub_is_no_other_one_that_begins_or_ends_like_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = FakeHub(tmp_path)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", hub)  # type: ignore[arg-type]
+    parts = [f"m-F16-{number:05d}-of-00002.gguf" for number in (1, 2)]
+    for name in (*parts, "m-BF16.gguf", "m-Q6_K.gguf", "m-Q6_K_L.gguf", "[m]-Q8_0.gguf", "n-Q8_0.gguf"):
+        (tmp_path / name).touch()
+    for kind, names in (("F16", parts), ("q6_k", ["m-Q6_K.gguf"]), ("Q6_K_L", ["m-Q6_K_L.gguf"])):
+        assert resolve_model(f"quire-no-such/m:{kind}@main", "none") == GgufFile(tmp_path / names[0])
+        assert hub.wanted == names
+    hub.wanted = []
+    with pytest.raises(ModelError, match=r"has several files for Q8_0: \[m\]-Q8_0\.gguf, n-Q8_0\.gguf\. Give more"):
+        resolve_model("quire-no-such/m:Q8_0@main", "none")
+    assert hub.wanted == []  # nothing is fetched in vain
 
 
 def test_the_setting_has_the_name_that_others_give_it() -> None:

@@ -157,13 +157,14 @@ def test_the_parts_of_a_model_count_together(home: Path) -> None:
 
 def test_files_whose_types_are_alike_go_by_their_paths(home: Path) -> None:
     snapshot = add_to_hub(home, "org/alike")
-    for name in ("a-Q8_0.gguf", "b-Q8_0.gguf", "c-Q4_K_M.gguf", "d.gguf"):
+    for name in ("a-Q8_0.gguf", "b-Q8_0.gguf", "c-Q4_K_M.gguf", "d.gguf", "e-BF16.gguf", "f-F16.gguf"):
         (snapshot / name).touch()
     names = [model.name for model in stored_models(home, {})]
     assert names == [
         *(str(snapshot / f"{name}-Q8_0.gguf") for name in "ab"),
         "org/alike:Q4_K_M",
         str(snapshot / "d.gguf"),
+        *("org/alike:BF16", "org/alike:F16"),
     ]
 
 

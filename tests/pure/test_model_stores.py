@@ -118,6 +118,11 @@ def test_a_model_of_lm_studio_is_found_by_its_folder_and_type(store: str, tmp_pa
         (folder / name).touch()
     assert find_stored("someone/Qwen3-GGUF:q8_0", tmp_path, {}) == GgufFile(folder / "qwen3-Q8_0.gguf")
     assert find_stored("someone/Qwen3-GGUF:Q5_K", tmp_path, {}) is None
+    for name in ("qwen3-BF16.gguf", "qwen3-Q8_0_L.gguf"):
+        (folder / name).touch()
+        assert find_stored("someone/Qwen3-GGUF:q8_0", tmp_path, {}) == GgufFile(folder / "qwen3-Q8_0.gguf")
+        assert find_stored("someone/Qwen3-GGUF:F16", tmp_path, {}) is None
+        (folder / name).unlink()
     with pytest.raises(
         ModelError, match=r"several models\. Name one of its files: qwen3-Q4_K_M\.gguf, qwen3-Q8_0\.gguf"
     ):

@@ -8,7 +8,7 @@ if it is installed, with its own cache and credentials. Only settings, tokenizer
 pickles; an interrupted download of weights resumes. A GGUF model gets the image encoder next to it (image_encoders.py).
 
     ORGANISATION/NAME              the safetensors
-    ORGANISATION/NAME:TYPE         the GGUF file with that type in its name, such as Q4_K_M
+    ORGANISATION/NAME:TYPE         the GGUF file of that type by its name, such as Q4_K_M
     …@REVISION                     at a branch, a tag or a commit
 """
 
@@ -17,11 +17,12 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
+from glob import escape
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from quire.compute.gguf.header import is_gguf
+from quire.compute.gguf.header import is_gguf, parts_of
 from quire.compute.gguf.source import GgufFile
 from quire.compute.models.hub_blobs import fetch_blobs, file_names
 from quire.compute.models.image_encoders import chosen, with_images
@@ -30,7 +31,15 @@ from quire.compute.models.packaged import PACKAGES, find_packaged
 from quire.compute.models.refusals import missing_folder
 from quire.compute.models.snapshots import find_complete, hub_cache
 from quire.compute.models.source import ModelFolder, ModelSource
-from quire.compute.models.stores import PART, find_stored, gguf_models, ollama_stores, only_gguf, why_unreadable
+from quire.compute.models.stores import (
+    MAX_NAMED,
+    PART,
+    find_stored,
+    models_of_type,
+    ollama_stores,
+    only_gguf,
+    why_unreadable,
+)
 from quire.compute.weights.checkpoint import INDEX_FILE, SINGLE_FILE
 from quire.core.config import AUTO
 from quire.core.errors import ModelError
@@ -173,20 +182,25 @@ def fetch_model(model: HubName, *, images: bool = True) -> ModelSource:
             )
             raise ModelError(str(model), sentence)
         return source
-    spellings = dict.fromkeys((model.kind, model.kind.upper(), model.kind.lower()))
-    wanted = *(f"*{kind}*.gguf" for kind in spellings), *(_image_encoder(model) if images else ())
-    file = only_gguf(_download(model, wanted), model.kind)
+    file = only_gguf(_download(model, _wanted_files(model, images=images)), model.kind)
     if file is None:
         raise ModelError(str(model), f"{model.repository} has no GGUF file with {model.kind} in its name")
     return file
 
 
-def _image_encoder(model: HubName) -> list[str]:
-    """Return the name of the file with the image encoder for a GGUF model of the hub; empty if there is none."""
+def _wanted_files(model: HubName, *, images: bool) -> tuple[str, ...]:
+    """Return the patterns of the files of a GGUF model: their names, if the hub lists them.
+
+    `images`: whether to add the image encoder for it, if there is one. Raises `ModelError` if several files fit.
+    """
     names = [name for name in file_names(model.repository, model.revision) if "/" not in name]
-    kind = model.kind.lower()
-    own = next((name for name in gguf_models(names) if kind in name.lower()), "")
-    return chosen(own, names)[:1]
+    found = models_of_type(names, model.kind)
+    if not found:
+        return tuple(f"*{kind}*.gguf" for kind in dict.fromkeys((model.kind, model.kind.upper(), model.kind.lower())))
+    if len(found) > 1:
+        some = f"several files for {model.kind}: {', '.join(found[:MAX_NAMED])}"
+        raise ModelError(str(model), f"{model.repository} has {some}. Give more of the name of one instead")
+    return *map(escape, parts_of(found[0])), *map(escape, chosen(found[0], names)[:1] if images else ())
 
 
 def fetch_settings(model: HubName) -> ModelFolder:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from quire.compute.models.hub import HubName
 from quire.compute.models.packaged import PACKAGES, find_packaged
 from quire.compute.models.snapshots import hub_cache
-from quire.compute.models.stores import find_stored, ollama_stores
+from quire.compute.models.stores import find_stored, gguf_models, models_of_type, ollama_stores
 from quire.core.errors import ModelError
 
 if TYPE_CHECKING:
@@ -72,6 +72,7 @@ def _revisions(repository: CachedRepoInfo, model: HubName) -> list[CachedRevisio
         raise ModelError(str(model), f"The hub's cache has {model.repository}, but no revision {wanted}")
     files = sorted({file.file_name for revision in found for file in revision.files})
     others = [file for file in files if model.kind.lower() not in file.lower()]
+    others += sorted({*gguf_models(files)} - {*models_of_type(files, model.kind)})
     if others:
         advice = f"Name the repository to remove all its files: quire models rm {model.repository}"
         raise ModelError(str(model), f"{model.repository} has more than {model.kind}, such as {others[0]}. {advice}")

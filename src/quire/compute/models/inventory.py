@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Final
 
@@ -33,6 +34,7 @@ from quire.compute.models.stores import (
     lm_studio_stores,
     model_of_manifest,
     ollama_stores,
+    types_in,
     why_unreadable,
 )
 from quire.core.errors import CheckpointError
@@ -156,12 +158,13 @@ def _snapshot(name: str, suffix: str, folder: Path, files: list[str]) -> Iterato
 def _ggufs(name: str, suffix: str, store: str, folder: Path, files: list[str]) -> Iterator[StoredModel]:
     """Yield the GGUF models in a folder: one by the folder's name, several by their types if these differ."""
     models, there = gguf_models(files), frozenset(files)
+    num_files = Counter(chain.from_iterable(map(types_in, models)))
     for file in models:
         match = MODEL_TYPE.search(file)
         typed = str(folder / file)
         if name and len(models) == 1:
             typed = f"{name}{suffix}"
-        elif name and match and sum(match[0].lower() in other.lower() for other in models) == 1:
+        elif name and match and num_files[match[0].lower()] == 1:
             typed = f"{name}:{match[0]}{suffix}"
         num_bytes = sum(_file_bytes(folder / part) for part in parts_of(file) if part in there)
         yield StoredModel(typed, store, num_bytes, GgufFile(folder / file))

@@ -151,13 +151,30 @@ def _in_lm_studio(parts: list[str], tag: str | None, home: Path) -> GgufFile | N
 
 
 def only_gguf(folder: Path, tag: str | None = None) -> GgufFile | None:
-    """Return the only GGUF model in a folder with `tag` in its name; None if there is none."""
+    """Return the only GGUF model in a folder, of the type `tag` if it is given; None if there is none."""
     names = [path.name for path in islice(folder.iterdir(), MAX_FILES)]
-    found = [name for name in gguf_models(names) if tag is None or tag.lower() in name.lower()]
+    found = gguf_models(names) if tag is None else models_of_type(names, tag)
     if len(found) > 1:
         some = ", ".join(found[:MAX_NAMED])
         raise ModelError(str(folder), f"{folder} has several models. Name one of its files: {some}")
     return GgufFile(folder / found[0]) if found else None
+
+
+def models_of_type(names: list[str], kind: str) -> list[str]:
+    """Return the file names of GGUF models of a type, or if there is none, of those in whose name a word begins so.
+
+    >>> models_of_type(["m-BF16.gguf", "m-F16.gguf"], "f16"), models_of_type(["m-BF16.gguf", "m-Q6_K_L.gguf"], "Q6")
+    (['m-F16.gguf'], ['m-Q6_K_L.gguf'])
+    """
+    models = gguf_models(names)
+    begun = re.compile(rf"(?<![A-Za-z0-9]){re.escape(kind)}", re.ASCII | re.IGNORECASE)
+    exact = [name for name in models if kind.lower() in types_in(name)]
+    return exact or [name for name in models if begun.search(name)]
+
+
+def types_in(name: str) -> frozenset[str]:
+    """Return the types in the name of a GGUF file, in lower case."""
+    return frozenset(map(str.lower, MODEL_TYPE.findall(name)))
 
 
 def gguf_models(names: list[str]) -> list[str]:
