@@ -1092,6 +1092,8 @@ def test_what_published_configs_leave_out(tmp_path: Path) -> None:
     left_out = ("num_local_experts", "num_experts_per_tok", "rms_norm_eps", "rope_theta", "sliding_window")
     short = {name: value for name, value in PUBLISHED["Mixtral-8x7B-v0.1"][0].items() if name not in left_out}
     assert read(tmp_path, short) == read(tmp_path, PUBLISHED["Mixtral-8x7B-v0.1"][0])
+    short = {name: value for name, value in PUBLISHED["SmolLM3-3B"][0].items() if name != "rope_theta"}
+    assert read(tmp_path, short) == read(tmp_path, published("SmolLM3-3B", rope_theta=2_000_000.0))
     caps = ("attn_logit_softcapping", "final_logit_softcapping")
     short = {name: value for name, value in PUBLISHED["gemma-2-2b"][0].items() if name not in caps}
     assert read(tmp_path, short) == read(tmp_path, PUBLISHED["gemma-2-2b"][0])

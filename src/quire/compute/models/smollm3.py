@@ -15,7 +15,7 @@ from quire.compute.models.common import llama_like, mixed_windows, num_layers, r
 from quire.compute.models.config_file import ConfigFile
 from quire.compute.models.qwen2 import used_window
 
-DEFAULTS: Final = MappingProxyType({"num_key_value_heads": 4, "tie_word_embeddings": True})
+DEFAULTS: Final = MappingProxyType({"num_key_value_heads": 4, "tie_word_embeddings": True, "rope_theta": 2_000_000.0})
 
 
 def decoder_spec(config: ConfigFile, max_length: int | None = None) -> DecoderSpec:
