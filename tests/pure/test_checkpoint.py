@@ -28,7 +28,8 @@ from quire.compute.weights.codes import coded, coded_row_bytes
 from quire.compute.weights.decoder_weights import DecoderWeights, Parts, PartWeights, weight_bytes
 from quire.compute.weights.quantize import quantized
 from quire.compute.weights.stacked import unstacked
-from quire.core.errors import CheckpointError, ModelError
+from quire.core.errors import CheckpointError, InvalidConfigError, ModelError
+from quire.serve.loading.folder import models_in
 from support.spec_models import PLAIN, SPECS, write_spec_model
 from support.tiny_bert import write_tiny_bert
 from support.tiny_checkpoint import write_model_weights, write_tiny_llama
@@ -349,6 +350,14 @@ def test_a_file_of_another_kind_is_no_model(tmp_path: Path) -> None:
     (tmp_path / "model.bin").touch()
     with pytest.raises(CheckpointError, match=r"model\.bin is a file\. Give the folder"):
         resolve_model(str(tmp_path / "model.bin"))
+
+
+def test_the_home_of_nobody_is_no_traceback() -> None:
+    for name in ("~quire-no-such-user", "~quire-no-such-user/m", "~quire-no-such-user/m.gguf"):
+        with pytest.raises(ModelError, match=r"No (folder|file) named"):
+            resolve_model(name)
+    with pytest.raises(InvalidConfigError, match=r"a folder that can be read \(No such file"):
+        models_in("~quire-no-such-user/models")
 
 
 NO_ROUTE = ConnectionError("no route to host\nand many more lines")

@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,6 +25,7 @@ from quire.cli.terminal import Terminal, add_color_option, detect
 from quire.cli.turn_reader import pipe_reader, terminal_reader
 from quire.cli.word_wrap import WordWrap
 from quire.core.errors import InvalidRequestError, RequestTooLargeError
+from quire.core.model_files import path_of
 from quire.core.sampling_params import SamplingParams
 from quire.engine.images.decoding import opened
 from quire.engine.images.parts import SentImage
@@ -141,7 +141,7 @@ class Conversation:
         """Read an image for the next message; raises `InvalidRequestError` if that is impossible. Mutates."""
         if not self._llm.report.reads_images:
             raise InvalidRequestError("image", file, "none: this model reads text only")
-        content = SentImage("image", Path(file).expanduser()).content()
+        content = SentImage("image", path_of(file)).content()
         opened(content, file)  # at once: later, it would cost the message
         self._images.append({"type": "image", "image": content, "where": file})
 

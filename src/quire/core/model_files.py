@@ -110,6 +110,11 @@ def read_json_object(path: Path, max_bytes: int = MAX_SETTINGS_BYTES) -> dict[st
     return parse_json_object(read_model_file(path, max_bytes), str(path))
 
 
+def path_of(name: str | Path) -> Path:
+    """Return the path that a user named, with the folder of a home for `~`, if there is one."""
+    return Path(os.path.expanduser(name))  # Path.expanduser raises for a user who does not exist
+
+
 def is_there(path: Path) -> bool:
     """Return whether anything has this name, even a broken link, which is an error once it is opened."""
     return os.path.lexists(path)

