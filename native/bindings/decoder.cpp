@@ -84,7 +84,10 @@ PackedMatrix& matrix_named(DecoderWeights& weights, const std::string& part, int
         {"convolution_output_gate", &LayerWeights::value},
         {"convolution_output", &LayerWeights::output},
         {"input_gate", &LayerWeights::input_gate},
-        {"input_output", &LayerWeights::input_output}};
+        {"input_output", &LayerWeights::input_output},
+        {"laurel_in", &LayerWeights::laurel_in},
+        {"laurel_out", &LayerWeights::laurel_out},
+        {"stream_router", &LayerWeights::stream_router}};
     static const std::map<std::string, std::vector<PackedMatrix> LayerWeights::*> kOfHead = {
         {"key_up", &LayerWeights::key_up}, {"value_up", &LayerWeights::value_up}};
     static const std::map<std::string, PackedMatrix ExpertWeights::*> kOfExpert = {
@@ -96,6 +99,8 @@ PackedMatrix& matrix_named(DecoderWeights& weights, const std::string& part, int
         {"embedding_in", &DecoderWeights::embedding_in},
         {"embedding_out", &DecoderWeights::embedding_out},
         {"layer_inputs", &DecoderWeights::layer_inputs}};
+    if (part.starts_with("stream_in_")) return weights.stream_in.at(part.back() - '1');
+    if (part.starts_with("stream_out_")) return weights.stream_out.at(part.back() - '1');
     if (layer < 0) return weights.*kOfModel.at(part);
     if (expert < 0) return weights.layers.at(layer).*kOfLayer.at(part);
     if (const auto found = kOfHead.find(part); found != kOfHead.end()) {
@@ -122,7 +127,9 @@ NormWeights& norm_named(DecoderWeights& weights, const std::string& part, int la
         {"router_norm", &LayerWeights::router_norm},
         {"experts_norm", &LayerWeights::experts_norm},
         {"after_experts_norm", &LayerWeights::after_experts_norm},
-        {"after_shared_norm", &LayerWeights::after_shared_norm}};
+        {"after_shared_norm", &LayerWeights::after_shared_norm},
+        {"laurel_norm", &LayerWeights::laurel_norm},
+        {"stream_norm", &LayerWeights::stream_norm}};
     if (layer < 0 && part == "final_norm") return weights.final_norm;
     if (layer < 0 && part == "embedding_norm") return weights.embedding_norm;
     if (layer < 0 && part == "layer_inputs_norm") return weights.layer_inputs_norm;
@@ -176,7 +183,10 @@ void set_vector(Decoder& decoder, const std::string& part, int layer, const Arra
         {"sinks", {&LayerWeights::sinks, shape.num_heads}},
         {"xielu", {&LayerWeights::xielu, kXieluNumbers}},
         {"router_offset", {&LayerWeights::router_offset, shape.num_experts}},
-        {"expert_factors", {&LayerWeights::expert_factors, shape.num_experts}}};
+        {"expert_factors", {&LayerWeights::expert_factors, shape.num_experts}},
+        {"stream_predict", {&LayerWeights::stream_predict, kStreams * kStreams * kStreams}},
+        {"stream_correct", {&LayerWeights::stream_correct, kStreams * kStreams}},
+        {"stream_scale", {&LayerWeights::stream_scale, shape.hidden_size}}};
     const Place& place = places.at(part);
     if (static_cast<std::int64_t>(numbers.shape(0)) != place.size) {
         throw std::invalid_argument(part + ": the decoder has " + std::to_string(place.size) + " numbers");

@@ -117,8 +117,11 @@ DecoderShape shape_of(const nb::dict& fields) {
                               .embedding_scale = field<float>(inputs, "embedding_scale"),
                               .input_scale = field<float>(inputs, "input_scale"),
                               .scale = field<float>(inputs, "scale"),
-                              .given_token = field<int>(inputs, "given_token")};
+                              .given_token = field<int>(inputs, "given_token"),
+                              .num_tokens = field<int>(inputs, "num_tokens")};
     }
+    shape.has_streams = field<bool>(fields, "has_streams");
+    shape.laurel_rank = field<int>(fields, "laurel_rank");
     shape.ahead_in_windows = field<bool>(fields, "ahead_in_windows");
     shape.chunked = field<bool>(fields, "chunked");
     shape.bounded = field<bool>(fields, "bounded");
@@ -161,7 +164,9 @@ DecoderShape shape_of(const nb::dict& fields) {
                                 .attends = field<bool>(entry, "attends"),
                                 .transforms = field<bool>(entry, "transforms"),
                                 .keys_are_values = field<bool>(entry, "keys_are_values"),
-                                .skips_previous = field<bool>(entry, "skips_previous")});
+                                .skips_previous = field<bool>(entry, "skips_previous"),
+                                .cuts_gates = field<bool>(entry, "cuts_gates"),
+                                .gate_threshold = field<float>(entry, "gate_threshold")});
     }
     return shape;
 }

@@ -29,15 +29,17 @@ struct ActivationSizes {
               std::max({shape.num_heads * shape.most_head_dim(), shape.delta.value_numbers(), shape.convolution.size}),
               kPanelWidth)),
           key(round_up(std::max(shape.most_key_numbers(), shape.convolution.size), kPanelWidth)),
-          inner(round_up(
-              std::max({shape.intermediate_size, shape.expert_size, shape.shared_size, shape.layer_inputs.size}),
-              kPanelWidth)),
+          inner(round_up(std::max({shape.intermediate_size, shape.expert_size, shape.shared_size,
+                                   shape.layer_inputs.size, shape.laurel_rank}),
+                         kPanelWidth)),
           layer_inputs(static_cast<int>(shape.layers.size()) * shape.layer_inputs.size),
+          streams(shape.has_streams ? kStreams * hidden : 0),
           experts(round_up(shape.num_experts, kPanelWidth)),
           ranks(round_up(shape.num_experts + shape.num_expert_groups, kPanelWidth)),
           low(round_up(shape.adapter_rank, kPanelWidth)),
           per_token(std::max(1, shape.experts_per_token)),
-          bounded(shape.bounded) {
+          whole_ups(shape.bounded || std::any_of(shape.layers.begin(), shape.layers.end(),
+                                                 [](const LayerShape& layer) { return layer.cuts_gates; })) {
         for (const RopeShape& rope : shape.ropes) angles += rope.rotary_dim;
         if (shape.gated_attention || shape.delta.num_heads > 0) gate = query;
         if (shape.delta.num_heads > 0) {
@@ -69,10 +71,10 @@ struct ActivationSizes {
         const std::size_t of_heads = place == 0 ? num_heads * RoundedRows::bytes(low, static_cast<int>(tokens)) : 0;
         return std::max(of_heads, RoundedRows::bytes(low, static_cast<int>(tokens * per_token)));
     }
-    std::size_t gate_floats(std::size_t tokens) const { return low > 0 || bounded ? tokens * per_token * inner : 0; }
+    std::size_t gate_floats(std::size_t tokens) const { return low > 0 || whole_ups ? tokens * per_token * inner : 0; }
 
-    int hidden, query, key, inner, layer_inputs, experts, ranks, low, per_token;
-    bool bounded;
+    int hidden, query, key, inner, layer_inputs, streams, experts, ranks, low, per_token;
+    bool whole_ups;  // whether some MLPs compute all gates and ups before their products
     int angles = 0;
     int gate = 0, delta_inputs = 0, delta_filtered = 0;
     int num_heads = 0, heads = 0, head_inputs = 0, query_down = 0;  // with latents
@@ -95,12 +97,13 @@ struct Decoder::Activations {
     Buffer<float> delta_inputs, delta_filtered;  // [num_tokens, delta_inputs], [num_tokens, delta_filtered]
     Buffer<float> inner;                         // [num_tokens (each times its experts), inner]
     Buffer<float> layer_inputs;                  // [num_tokens, layer_inputs]
+    Buffer<float> streams;                       // [num_tokens, kStreams, hidden]; the first one keeps predictions
     Buffer<float> angles;                        // [num_tokens, angles]: per rope cosines, then sines
     Buffer<float> wanted, wanted_projected;      // [num_logits, hidden]
     Buffer<float> scratch;                       // per member: scratch_of
     Buffer<std::byte> rounded;                   // the rows of a product
     LowRankMemory low;
-    Buffer<float> ups;                          // for rows with adapters and bounded matrices, like `inner`
+    Buffer<float> ups;                          // for adapters, bounds and thresholds of gates, like `inner`
     Buffer<float> router;                       // [num_tokens, experts]
     Buffer<float> ranks;                        // [num_tokens, ranks]: of experts, then of groups
     Buffer<float> expert_input, expert_output;  // [num_tokens * experts_per_token, hidden], sorted by expert

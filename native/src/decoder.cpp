@@ -8,17 +8,17 @@
 #include "head_rows.h"
 #include "layer_inputs.h"
 #include "recurrent_layer.h"
-#include "step_products.h"
+#include "stream_products.h"
 #include "wanted_rows.h"
 
 namespace quire {
 
 // One step, as computed by each member of the team. All members hold the same call; pieces divide the writes
 // among them.
-class Decoder::Step : private Products {
+class Decoder::Step : private StreamProducts {
   public:
     Step(Decoder& decoder, const StepCall& call, ThreadTeam::Member& member)
-        : Products(decoder, call, member), cache_(decoder.cache_), results_(call.results) {}
+        : StreamProducts(decoder, call, member), cache_(decoder.cache_), results_(call.results) {}
 
     void run() {
         const int num_layers = static_cast<int>(shape_.layers.size());
@@ -43,6 +43,7 @@ class Decoder::Step : private Products {
         member_.once([&] {
             wanted.gather(hidden_, shape_.hidden_size);
             wanted.gather(layer_inputs_, sizes_.layer_inputs);
+            wanted.gather({a_.streams.data(), sizes_.streams}, sizes_.streams);
             wanted.gather({a_.angles.data(), sizes_.angles}, sizes_.angles);
         });
     }
@@ -67,9 +68,11 @@ class Decoder::Step : private Products {
         for (layer_ = first; layer_ < end; ++layer_) {
             const LayerShape& layer = shape_.layers[layer_];
             const LayerWeights& weights = weights_.layers[layer_];
+            if (shape_.has_streams) predict_streams(weights);
             if (layer.attends) attend(layer, weights);
             if (layer.skips_previous) leave_previous();
             if (layer.attends && !shape_.parallel && !waits(end)) leave_attention(layer, weights);
+            if (shape_.laurel_rank > 0) add_laurel(weights);
             if (layer.transforms) transform(layer, weights);
             finish_layer(weights);
             if (layer_ < shape_.deep_rows && view_.given != nullptr) add_deep_rows();
@@ -110,6 +113,7 @@ class Decoder::Step : private Products {
             for_rows(view_.num_tokens, [&](int row) { complete_embedding(row); });
         }
         if (shape_.layer_inputs.size > 0) compute_layer_inputs();
+        if (shape_.has_streams) open_streams();
     }
 
     // Given rows are those of a token and of a hidden state, one after the other.
@@ -348,7 +352,12 @@ class Decoder::Step : private Products {
             return;
         }
         const NormWeights& norm = shape_.shared_norm ? weights.attention_norm : weights.mlp_norm;
-        expand_all(weights, normed(norm, weights.up, weights.gate));
+        const LinearInput input = normed(norm, weights.up, weights.gate);
+        if (layer.cuts_gates) {
+            expand_above(weights, input, layer.gate_threshold);
+        } else {
+            expand_all(weights, input);
+        }
         if (shape_.parallel) leave_attention(layer, weights);  // not before, because it changes the hidden states
         join(Adapted::kDown, weights.down, inner_, weights.after_mlp_norm, weights.joined_mlp_norm);
     }
@@ -356,13 +365,16 @@ class Decoder::Step : private Products {
     // Adds what the layer makes of its own input for each token, and scales its output.
     void finish_layer(const LayerWeights& weights) {
         const int size = shape_.layer_inputs.size, first = layer_ * size;
+        if (shape_.has_streams) correct_streams(weights);
         if (size > 0) {
-            linear(weights.input_gate, hidden_, inner_, view_.num_tokens, false);
+            const Rows& gating = shape_.has_streams ? normed_ : hidden_;
+            linear(weights.input_gate, gating, inner_, view_.num_tokens, false);
             for_rows(view_.num_tokens, [&](int row) {
                 kernels_.gate(inner_.row(row), layer_inputs_.row(row) + first, size, shape_.activation);
             });
             linear(weights.input_output, inner_, update_, view_.num_tokens, false);
         }
+        if (shape_.has_streams) return add_to_streams(weights);
         if (size == 0 && weights.scale == 1.0F) return;
         for_rows(view_.num_tokens,
                  [&](int row) { add_input(shape_, kernels_, weights, update_.row(row), hidden_.row(row)); });
@@ -463,11 +475,13 @@ class Decoder::Step : private Products {
     void flag_finite() {
         for_rows(view_.num_tokens, [&](int row) {
             const int token = view_.sources.empty() ? row : view_.sources[row];
-            results_.finite_tokens[token] = kernels_.all_finite(hidden_.row(row), shape_.hidden_size);
+            const bool is_finite = kernels_.all_finite(hidden_.row(row), shape_.hidden_size);
+            results_.finite_tokens[token] = is_finite && has_finite_streams(row);
         });
     }
 
     void finish() {
+        if (shape_.has_streams) merge_streams();
         flag_finite();
         const NormView norm = view_of(shape_.norm, weights_.final_norm);
         const auto finish_row = [&](std::int64_t token, float* to) {

@@ -10,8 +10,8 @@ std::size_t activation_bytes(const DecoderShape& shape, int num_tokens, int num_
     const ActivationSizes sizes(shape);
     const std::size_t of_latents = sizes.heads + sizes.query_down;
     const std::size_t of_delta = sizes.gate + sizes.delta_inputs + sizes.delta_filtered;
-    const std::size_t per_token =
-        3 * sizes.hidden + 2 * sizes.query + 2 * sizes.key + sizes.layer_inputs + sizes.angles + of_latents + of_delta;
+    const std::size_t per_token = 3 * sizes.hidden + 2 * sizes.query + 2 * sizes.key + sizes.layer_inputs +
+                                  sizes.streams + sizes.angles + of_latents + of_delta;
     const std::size_t assignments = std::max(1, shape.experts_per_token);
     std::size_t floats = num_tokens * (per_token + assignments * sizes.inner);
     if (shape.num_experts > 0) {
@@ -29,9 +29,15 @@ std::size_t activation_bytes(const DecoderShape& shape, int num_tokens, int num_
 std::size_t Decoder::weight_bytes() const {
     std::size_t total = weights.embedding_in.num_bytes() + weights.embedding_out.num_bytes() + weights.head.num_bytes();
     total += weights.layer_inputs.num_bytes();
-    for (const EmbeddingRows* rows : {&weights.embedding, &weights.layer_embedding}) {
-        if (rows->data != nullptr) total += shape_.vocab_size * rows->bytes_of_row();
+    for (const auto* matrices : {&weights.stream_in, &weights.stream_out}) {
+        for (const PackedMatrix& each : *matrices) total += each.num_bytes();
     }
+    const auto table = [](const EmbeddingRows& rows, int count) {
+        return rows.data == nullptr ? 0 : count * rows.bytes_of_row();
+    };
+    const int num_inputs = shape_.layer_inputs.num_tokens;
+    total += table(weights.embedding, shape_.vocab_size);
+    total += table(weights.layer_embedding, num_inputs > 0 ? num_inputs : shape_.vocab_size);
     const auto norm = [](const NormWeights& norm) { return (norm.weight.size() + norm.bias.size()) * sizeof(float); };
     for (const auto* table : {&weights.positions, &weights.token_types, &weights.distance_bias}) {
         total += table->size() * sizeof(float);
@@ -45,13 +51,14 @@ std::size_t Decoder::weight_bytes() const {
              {&layer.attention_norm, &layer.after_attention_norm, &layer.joined_attention_norm, &layer.mlp_norm,
               &layer.after_mlp_norm, &layer.joined_mlp_norm, &layer.query_norm, &layer.key_norm, &layer.query_down_norm,
               &layer.latent_norm, &layer.delta_norm, &layer.after_input_norm, &layer.router_norm, &layer.experts_norm,
-              &layer.after_experts_norm, &layer.after_shared_norm}) {
+              &layer.after_experts_norm, &layer.after_shared_norm, &layer.laurel_norm, &layer.stream_norm}) {
             total += norm(*each);
         }
         for (const PackedMatrix* each :
              {&layer.query, &layer.key, &layer.value, &layer.output, &layer.query_down, &layer.latent, &layer.gate,
               &layer.up, &layer.down, &layer.router, &layer.shared_router, &layer.attention_gate, &layer.delta_rate,
-              &layer.delta_decay, &layer.input_gate, &layer.input_output}) {
+              &layer.delta_decay, &layer.input_gate, &layer.input_output, &layer.laurel_in, &layer.laurel_out,
+              &layer.stream_router}) {
             total += each->num_bytes();
         }
         for (const auto* of_heads : {&layer.key_up, &layer.value_up}) {
@@ -60,6 +67,8 @@ std::size_t Decoder::weight_bytes() const {
         total += (layer.sinks.size() + layer.router_offset.size() + layer.expert_factors.size()) * sizeof(float);
         total += (layer.filter.size() + layer.filter_bias.size() + layer.mamba_skip.size()) * sizeof(float);
         total += layer.delta_decay_offsets.size() * sizeof(float);
+        total +=
+            (layer.stream_predict.size() + layer.stream_correct.size() + layer.stream_scale.size()) * sizeof(float);
         total += layer.delta_decay_speeds.size() * sizeof(double);
         for (const ExpertWeights& expert : layer.experts) {
             total += expert.gate.num_bytes() + expert.up.num_bytes() + expert.down.num_bytes();
@@ -111,6 +120,7 @@ void Decoder::reserve(int num_tokens, int num_logits) {
         a.inner.allocate(assignments * sizes.inner);
         a.angles.allocate(tokens * sizes.angles);
         if (sizes.layer_inputs > 0) a.layer_inputs.allocate(tokens * sizes.layer_inputs);
+        if (sizes.streams > 0) a.streams.allocate(tokens * sizes.streams);
         if (sizes.low > 0) {
             for (int place = 0; place < kMostAdaptedAtOnce; ++place) {
                 a.low.numbers[place].allocate(sizes.low_floats(place, tokens));
@@ -156,7 +166,7 @@ void Decoder::prepare_memory(const std::vector<MemoryRange>& kv_memory) {
          {&a.hidden, &a.normed,     &a.update,       &a.query,          &a.attended,         &a.key,
           &a.value,  &a.inner,      &a.angles,       &a.wanted,         &a.wanted_projected, &a.scratch,
           &a.heads,  &a.query_down, &a.router,       &a.ranks,          &a.expert_input,     &a.expert_output,
-          &a.ups,    &a.gate,       &a.delta_inputs, &a.delta_filtered, &a.layer_inputs}) {
+          &a.ups,    &a.gate,       &a.delta_inputs, &a.delta_filtered, &a.layer_inputs,     &a.streams}) {
         ranges.push_back(buffer->range());
     }
     ranges.insert(ranges.end(), kv_memory.begin(), kv_memory.end());

@@ -12,7 +12,8 @@ inline void compute_inputs(const DecoderShape& shape, const Kernels& kernels, co
     const LayerInputsShape& each = shape.layer_inputs;
     const int size = static_cast<int>(shape.layers.size()) * each.size;
     const NormView norm = view_of(shape.norm, weights.layer_inputs_norm);
-    weights.layer_embedding.look_up(token, scratch);
+    const bool is_known = each.num_tokens == 0 || token < each.num_tokens;
+    weights.layer_embedding.look_up(is_known ? token : 0, scratch);
     for (int i = 0; i < size; ++i) inputs[i] *= each.input_scale;
     for (int i = 0; i < size; i += each.size) kernels.normalize(inputs + i, inputs + i, each.size, norm);
     for (int i = 0; i < size; ++i) inputs[i] = (inputs[i] + scratch[i] * each.embedding_scale) * each.scale;

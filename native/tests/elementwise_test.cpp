@@ -201,6 +201,45 @@ void test_add(const Kernels& kernels) {
     }
 }
 
+void test_mix(const Kernels& kernels) {
+    Random random(5);
+    constexpr int kRows = quire::kMostMixed;
+    for (const int size : {16, 48}) {
+        const std::vector<float> weights = random.numbers(kRows * kRows), before = random.numbers(kRows * size);
+        std::vector<float> mixed = before;
+        mixed.push_back(kUntouched);
+        float* rows[kRows];
+        for (int i = 0; i < kRows; ++i) rows[i] = mixed.data() + i * size;
+        kernels.mix(rows, kRows, weights.data(), size);
+        expect(mixed.back() == kUntouched, "%s: mix %d writes behind", kernels.name, size);
+        for (int j = 0; j < kRows; ++j) {
+            for (int d = 0; d < size; ++d) {
+                double expected = before[j * size + d];
+                for (int i = 0; i < kRows; ++i) {
+                    expected += static_cast<double>(weights[j * kRows + i]) * before[i * size + d];
+                }
+                expect(std::fabs(rows[j][d] - expected) <= 1e-6, "%s: mix %d, row %d: %d is %g, not %g", kernels.name,
+                       size, j, d, rows[j][d], expected);
+            }
+        }
+    }
+}
+
+void test_means(const Kernels& kernels) {
+    Random random(6);
+    for (const int count : kCounts) {
+        const std::vector<float> values = random.numbers(count, 1.0F, 5.0F);
+        double mean = 0.0, square = 0.0;
+        for (const float value : values) mean += static_cast<double>(value) / count;
+        for (const float value : values) square += (value - 2.0) * (value - 2.0) / count;
+        const float found = kernels.mean(values.data(), count),
+                    squares = kernels.mean_square(values.data(), count, 2.0F);
+        expect(std::fabs(found - mean) <= 1e-5, "%s: the mean of %d is %g, not %g", kernels.name, count, found, mean);
+        expect(std::fabs(squares - square) <= 1e-5, "%s: the mean square of %d is %g, not %g", kernels.name, count,
+               squares, square);
+    }
+}
+
 float exponential(const Kernels& kernels, float x) {
     float weight;
     kernels.exponentials(&x, 1, 0.0F, 1.0F, &weight);
@@ -316,6 +355,8 @@ int main() {
         test_rotate(kernels);
         test_soft_cap(kernels);
         test_add(kernels);
+        test_mix(kernels);
+        test_means(kernels);
         test_exp_accuracy(kernels);
         test_exponentials(kernels);
         test_arg_max(kernels);

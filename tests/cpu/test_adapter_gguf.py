@@ -19,6 +19,7 @@ from quire.compute.models.source import ModelFolder
 from quire.core.errors import CheckpointError
 from support.adapters import PEFT, Tensors, adapter_tensors, write_adapter
 from support.tiny_checkpoint import write_tiny_llama, write_tiny_qwen3
+from support.tiny_gemma3n import write_tiny_gemma3n
 from support.tiny_gemma4 import write_tiny_gemma4
 from support.tiny_lfm2 import write_tiny_lfm2
 
@@ -77,10 +78,10 @@ def write_gguf_adapter(
     return path
 
 
-@pytest.mark.parametrize("architecture", ["llama", "qwen3", "gemma4", "lfm2"])
+@pytest.mark.parametrize("architecture", ["llama", "qwen3", "gemma3n", "gemma4", "lfm2"])
 def test_it_is_the_adapter_that_it_was_converted_from(tmp_path: Path, architecture: str) -> None:
     writers: Any = {"llama": write_tiny_llama, "qwen3": write_tiny_qwen3}
-    writers |= {"gemma4": write_tiny_gemma4, "lfm2": write_tiny_lfm2}
+    writers |= {"gemma3n": write_tiny_gemma3n, "gemma4": write_tiny_gemma4, "lfm2": write_tiny_lfm2}
     model = writers[architecture](tmp_path / "model")
     spec = read_model(ModelFolder(model)).spec
     tensors = adapter_tensors(spec, rank=RANK)

@@ -79,6 +79,7 @@ FORMS = (
     *("qwen3-moe", "gemma2", "gemma3", "phi3", "gpt2", "smollm3", "olmo2", "olmo3", "granite", "glm", "glm4"),
     *(
         "gemma",
+        "gemma3n",
         "gemma4",
         "gemma4-keys",
         "gemma4-moe",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from quire.core.config import EngineConfig
 from quire.core.errors import CheckpointError
 from quire.core.kv_spec import KVHeads
 from support.spec_models import FULL, NEAR, PLAIN, SPECS
+from support.tiny_gemma3n import write_tiny_gemma3n
 from support.tiny_gemma4 import write_tiny_gemma4
 
 PROMPTS = [[(7 * i * i + 3 * i + shift) % 120 for i in range(length)] for shift, length in ((1, 5), (2, 60), (3, 131))]
@@ -34,11 +36,15 @@ def generated(folder: Path, prompt_logprobs: int | None, **settings: object) -> 
 
 
 @pytest.mark.parametrize("instruction_set", _native.kernel_names())
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("write", "dtype"),
+    [(write_tiny_gemma4, "float32"), (write_tiny_gemma4, "bfloat16"), (write_tiny_gemma3n, "bfloat16")],
+)
 def test_rows_that_nobody_wants_change_no_other_row(
-    folder: Path, dtype: str, instruction_set: str, monkeypatch: pytest.MonkeyPatch
+    write: Callable[[Path], Path], dtype: str, instruction_set: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With log-probabilities of prompts the last layers compute all rows, else only the last of each prompt."""
+    folder = write(tmp_path)
     monkeypatch.setenv("QUIRE_ISA", instruction_set)
     expected = generated(folder, 0, dtype=dtype, num_threads=1)
     for settings in ({}, {"max_num_batched_tokens": 24, "max_num_seqs": 8}):

@@ -26,7 +26,7 @@ FAMILIES = (
     *("ernie4-5", "ministral3", "seed-oss"),
     *("arcee", "ernie4-5-moe", "exaone4", "granite-hybrid", "granite-moe-shared", "hunyuan", "phimoe"),
     *("qwen3-next", "qwen3-5", "qwen3-5-moe", "lfm2", "lfm2-moe", "granite4-h", "nemotron-h"),
-    *("gemma4", "gemma4-keys", "gemma4-moe", "gemma4-unified"),
+    *("gemma3n", "gemma4", "gemma4-keys", "gemma4-moe", "gemma4-unified"),
     *("afmoe", "cwm", "dots1", "exaone-moe", "helium", "hunyuan-moe", "minimax-m2", "nemotron", "solar-open"),
     *("apertus", "falcon-h1", "granite-swa", "llama4", "mamba2", "olmo", "olmo-hybrid", "vaultgemma", "youtu"),
 )
@@ -48,7 +48,7 @@ def make_model(name: str) -> Any:
     if name == "qwen3":
         return made.model_of("Qwen3", {**made.SIZES, "head_dim": 16, **VOCABULARY})
     changes: dict[str, Any] = dict(VOCABULARY)
-    if name == "gemma4":
+    if name in ("gemma3n", "gemma4"):
         changes["vocab_size_per_layer_input"] = VOCABULARY["vocab_size"]
     if name == "phi3":
         factors = {"short_factor": [1.0 + 0.05 * i for i in range(6)]}

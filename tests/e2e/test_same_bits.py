@@ -20,6 +20,7 @@ from quire.engine.outputs import Logprob
 from support.guesses import Guesser, verify_all_guesses
 from support.swaps import noted_swaps
 from support.tiny_checkpoint import write_tiny_llama, write_tiny_qwen3
+from support.tiny_gemma3n import write_tiny_gemma3n
 from support.tiny_gemma4 import write_tiny_gemma4
 from support.tiny_lfm2 import write_tiny_lfm2
 from support.tiny_recurrent import write_tiny_qwen3_5
@@ -28,7 +29,8 @@ SHARED = [(5 * i * i + 3 * i + 1) % 120 for i in range(140)]
 WINDOWS = {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1}
 LONGEST = 300
 MOST_LONGER = 80
-LITTLE_MEMORY = {"windows": "150KiB", "recurrent": "500KiB", "convolution": "190KiB"}  # others: 400 KiB
+LITTLE_MEMORY = {"windows": "150KiB", "recurrent": "500KiB", "convolution": "190KiB", "streams": "150KiB"}
+"""Less than all requests need; 400 KiB for the others."""
 
 Entry = list[tuple[int, float, int]]
 Text = tuple[list[int], list[Entry], list[Entry]]
@@ -106,7 +108,7 @@ NUMBERS: dict[str, dict[str, Any]] = {
     "k8v4": {"dtype": "bfloat16", "kv_dtype": "k8v4"},
     "int4": {"dtype": "bfloat16", "kv_dtype": "int4"},
 }
-MODELS = ("qwen3", "windows", "llama", "mixed", "recurrent", "convolution")
+MODELS = ("qwen3", "windows", "llama", "mixed", "recurrent", "convolution", "streams")
 
 
 def everywhere(*, with_numbers: str = "", **axes: Iterable[str]) -> pytest.MarkDecorator:
@@ -129,20 +131,20 @@ def everywhere(*, with_numbers: str = "", **axes: Iterable[str]) -> pytest.MarkD
     return pytest.mark.parametrize(names, found, indirect=["folder", "instruction_set"])
 
 
+WRITERS: dict[str, Any] = {
+    **{"llama": write_tiny_llama, "recurrent": write_tiny_qwen3_5, "convolution": write_tiny_lfm2},
+    **{"mixed": write_tiny_gemma4, "streams": write_tiny_gemma3n},
+}
+
+
 @pytest.fixture(scope="module")
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.getbasetemp() / request.param
     if folder.exists():
         return folder
     folder.mkdir()
-    if request.param == "llama":
-        return write_tiny_llama(folder)
-    if request.param == "recurrent":
-        return write_tiny_qwen3_5(folder)
-    if request.param == "convolution":
-        return write_tiny_lfm2(folder)
-    if request.param == "mixed":
-        return write_tiny_gemma4(folder)
+    if request.param in WRITERS:
+        return WRITERS[request.param](folder)
     return write_tiny_qwen3(folder, settings=WINDOWS if request.param == "windows" else {})
 
 

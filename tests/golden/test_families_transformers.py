@@ -345,6 +345,14 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "gemma4-untied": ("gemma4-keys", {"tie_word_embeddings": False, "num_global_key_value_heads": None}),
+    "gemma3n-plain": (
+        "gemma3n",
+        {
+            **{"altup_correct_scale": False, "activation_sparsity_pattern": None, "intermediate_size": 40},
+            **{"layer_types": None, "num_hidden_layers": 6, "num_kv_shared_layers": 0, "rope_parameters": None},
+            **{"attention_bias": True, "final_logit_softcapping": 3.0, "tie_word_embeddings": False},
+        },
+    ),
     "ministral3-far": (
         "ministral3",
         {"sliding_window": 24, "tie_word_embeddings": True, "rope_parameters": None, "max_position_embeddings": 262144},

@@ -25,7 +25,7 @@ from quire.compute.reference.operations import linear
 from quire.compute.weights.bfloat16 import narrowed, widened
 from quire.compute.weights.checkpoint import Checkpoint
 from quire.compute.weights.codes import coded, coded_row_bytes
-from quire.compute.weights.decoder_weights import DecoderWeights, Parts, PartWeights, weight_bytes
+from quire.compute.weights.decoder_weights import ROUTERS, DecoderWeights, Parts, PartWeights, weight_bytes
 from quire.compute.weights.quantize import quantized
 from quire.compute.weights.stacked import unstacked
 from quire.core.errors import CheckpointError, InvalidConfigError, ModelError
@@ -135,7 +135,7 @@ def test_bfloat16_parts_are_the_rounded_float32_parts(name: str, tmp_path: Path)
     assert num_bytes == weight_bytes(spec, "bfloat16")
 
 
-FLOATS = (Part.ROUTER, Part.SHARED_ROUTER, Part.DELTA_FILTER, Part.MAMBA_FILTER, Part.CONVOLUTION_FILTER)
+FLOATS = (*ROUTERS, Part.DELTA_FILTER, Part.MAMBA_FILTER, Part.CONVOLUTION_FILTER)
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_codes_are_within_half_a_scale_of_what_the_file_holds(name: str, stored:
     spec = SPECS[name]
     write_model_weights(tmp_path, write_spec_model(tmp_path, spec), dtype=stored)
     exact = DecoderWeights.load(spec, Checkpoint.open(tmp_path))
-    as_they_are = {Part.ROUTER, Part.SHARED_ROUTER, Part.POSITIONS, Part.KEY_UP, Part.VALUE_UP}
+    as_they_are = {*ROUTERS, Part.POSITIONS, Part.KEY_UP, Part.VALUE_UP}
     as_they_are |= {Part.DELTA_RATE, Part.DELTA_DECAY, Part.DELTA_FILTER, Part.LAYER_EMBEDDING, Part.CONVOLUTION_FILTER}
     as_they_are |= {Part.MAMBA_STEP, Part.MAMBA_FILTER}
     as_they_are |= set() if spec.tied_head else {Part.EMBEDDING}

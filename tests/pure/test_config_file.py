@@ -207,6 +207,7 @@ MODELS: dict[str, Any] = {name: case["config"] for name, case in FORMS.items()} 
 FIELDS = sorted({field for config in MODELS.values() for field in config} | {"layer_types", "partial_rotary_factor"})
 NESTED = {  # a model with images, and its text model
     "Gemma3ForConditionalGeneration": "gemma3",
+    "Gemma3nForConditionalGeneration": "gemma3n",
     "Gemma4ForConditionalGeneration": "gemma4",
     "Gemma4UnifiedForConditionalGeneration": "gemma4-unified",
     "Glm4vForConditionalGeneration": "glm4",

@@ -18,7 +18,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 from quire.compute.gguf.source import GgufFile
 from quire.compute.gguf.tokenizer import SPLITTERS
 from quire.compute.models.source import ModelFolder
-from quire.core.errors import CheckpointError
+from quire.core.errors import CheckpointError, InvalidRequestError
 from quire.core.model_files import SPACE_AT_END
 from quire.engine.text.tokenizer import Tokenizer
 from quire.engine.text.tokenizer_files import LONG_TEXT, long_texts_in
@@ -164,6 +164,31 @@ def test_pieces_with_merges_are_those_of_gemma_4(settings: dict[str, Any], tmp_p
         assert ours.decode(ids) == theirs.decode(ids) == text.replace("\u2581", " ")
     assert ours.encode("block") == [2, *theirs.encode("block").ids]
     assert file.json_object("generation_config.json") == {"eos_token_id": [1, len(tokens) - 2, len(tokens) - 1]}
+
+
+def test_pieces_with_merges_of_a_gemma_3n_of_ollama_and_its_chats(tmp_path: Path) -> None:
+    """Such a file calls its pieces byte-level BPE, and has no chat template."""
+    theirs = merged_pieces()
+    model = json.loads(theirs.to_str())["model"]
+    tokens = [*sorted(model["vocab"], key=model["vocab"].get), "<start_of_turn>", "<end_of_turn>"]
+    kinds = [CONTROL] * 4 + [BYTE] * 256 + [NORMAL] * (len(tokens) - 262) + [CONTROL] * 2
+    merges = [" ".join(merge) for merge in model["merges"]]
+    marks = {"unknown_token_id": 3, "bos_token_id": 2, "eos_token_id": 1, "add_bos_token": True}
+    file = write(tmp_path / "m.gguf", "gpt2", tokens, kinds, "gemma3n", pre="default", merges=merges, **marks)
+    ours = Tokenizer.open(file, vocab_size=len(tokens))
+    for text in [*LINES[:100], *strange_texts(300, 3)]:
+        assert ours.encode(text) == [2, *theirs.encode(text).ids]
+    assert file.json_object("generation_config.json") == {"eos_token_id": [1, len(tokens) - 1]}
+    turns = [("system", "Be brief."), ("user", " Hi\n"), ("assistant", "Hello."), ("user", "Bye")]
+    chat = [{"role": role, "content": text} for role, text in turns]
+    prompt = ours.encode_chat(chat)
+    assert prompt[0] == 2 and prompt.count(2) == 1
+    assert ours.decode(prompt, skip_special_tokens=False) == (
+        "<bos><start_of_turn>user\nBe brief.\n\nHi<end_of_turn>\n<start_of_turn>model\nHello.<end_of_turn>\n"
+        "<start_of_turn>user\nBye<end_of_turn>\n<start_of_turn>model\n"
+    )
+    with pytest.raises(InvalidRequestError, match="roles of messages must alternate"):
+        ours.encode_chat(chat[:2] + chat[1:2])
 
 
 def byte_level_vocabulary() -> tuple[list[str], list[list[str]]]:

@@ -34,6 +34,8 @@ def test_known_models_weigh_what_the_compute_plane_says(name: str, dtype: str, w
 def test_published_numbers_of_parameters() -> None:
     assert {name: find_shape(name).num_parameters for name in known_models()} == {
         "deepseek-v2-lite": 15_706_484_224,
+        "gemma-3n-e2b": 4_435_182_688,
+        "gemma-3n-e4b": 6_835_235_568,
         "gemma-4-e2b": 4_628_569_379,  # with a scale for each layer, which transformers does not count
         "gemma-4-e4b": 7_463_013_418,
         "llama-3.1-8b": 8_030_261_248,

@@ -573,6 +573,28 @@ PUBLISHED: dict[str, tuple[dict[str, object], int]] = {
         },
         3_880_263_168,
     ),
+    "gemma-3n-E2B": (  # the text model alone
+        {
+            **{"architectures": ["Gemma3nForConditionalGeneration"], "eos_token_id": [1, 106]},
+            "text_config": {
+                "activation_sparsity_pattern": [0.95] * 10 + [0.0] * 20,
+                **{"altup_active_idx": 0, "altup_coef_clip": 120.0, "altup_correct_scale": True, "altup_num_inputs": 4},
+                **{"final_logit_softcapping": 30.0, "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh"},
+                **{"hidden_size": 2048, "hidden_size_per_layer_input": 256, "intermediate_size": [8192] * 30},
+                **{"laurel_rank": 64, "layer_types": (["sliding_attention"] * 4 + ["full_attention"]) * 6},
+                **{"max_position_embeddings": 32768, "num_attention_heads": 8, "num_hidden_layers": 30},
+                **{"num_key_value_heads": 2, "num_kv_shared_layers": 10, "rms_norm_eps": 1e-06},
+                **{"rope_local_base_freq": 10000.0, "rope_scaling": None, "rope_theta": 1000000.0},
+                **{"sliding_window": 512, "vocab_size": 262400, "vocab_size_per_layer_input": 262144},
+            },
+            "vision_config": {"hidden_size": 2048},
+        },
+        4_435_182_688,
+    ),
+    "gemma-3n-E4B": (  # whose settings are the default ones
+        {"architectures": ["Gemma3nForConditionalGeneration"], "text_config": {}, "vision_config": {}},
+        6_835_235_568,
+    ),
     "opt-125m": (
         {
             **{"_remove_final_layer_norm": False, "activation_function": "relu", "architectures": ["OPTForCausalLM"]},
@@ -1059,6 +1081,8 @@ def test_every_family_is_listed_and_each_module_is_there() -> None:
         ("gemma-3-1b", {}, {0: 512, 4: 512, 5: None, 6: 512, 23: None, 25: 512}),
         ("gemma-3-1b", {"sliding_window_pattern": 2}, {0: 512, 1: None, 25: None}),
         ("gemma-3-4b", {}, {4: 1024, 5: None}),
+        ("gemma-3n-E2B", {}, {0: 512, 3: 512, 4: None, 20: 512, 29: None}),
+        ("gemma-3n-E4B", {"text_config": {}}, {0: 512, 4: None, 33: 512, 34: None}),
         ("Phi-3-mini-4k", {}, {0: 2047, 31: 2047}),
         ("Phi-3-mini-4k", {"sliding_window": None}, {0: None}),
         ("SmolLM3-3B", {}, {0: None, 3: None}),
@@ -1138,6 +1162,24 @@ def test_gemma_3_with_an_eye_is_served_as_text(tmp_path: Path) -> None:
     newer = published("gemma-3-4b", eos_token_id=None)
     newer["text_config"] = {**newer["text_config"], "eos_token_id": 1}  # type: ignore[dict-item]
     assert read(tmp_path, newer).eos_token_ids == (1,)
+
+
+def test_gemma_3n_is_served_as_text(tmp_path: Path) -> None:
+    model = read(tmp_path, PUBLISHED["gemma-3n-E2B"][0])
+    spec = model.spec
+    assert (model.eos_token_ids, spec.vocab_size, spec.tied_head) == ((1, 106), 262400, True)
+    assert model.notices == (TEXT_ONLY,)
+    assert spec.layer_inputs is not None and spec.layer_inputs.num_tokens == 262144
+    assert [layer.keys_of for layer in spec.layers[19:25]] == [None, 18, 18, 18, 18, 19]
+    thresholds = [layer.gate_threshold for layer in spec.layers]
+    assert thresholds == [pytest.approx(1.6448536)] * 10 + [None] * 20
+    names = expected_tensors(spec)
+    assert names["model.language_model.altup_unembed_projections.2.weight"] == (2048, 2048)
+    assert "model.language_model.layers.20.self_attn.k_proj.weight" in spec.ignored_tensors - names.keys()
+    text = PUBLISHED["gemma-3n-E2B"][0]["text_config"]
+    assert isinstance(text, dict)
+    alone = {**text, "architectures": ["Gemma3nForCausalLM"], "eos_token_id": [1, 106]}
+    assert (read(tmp_path, alone).spec.layers, read(tmp_path, alone).notices) == (spec.layers, ())
 
 
 def test_queries_of_ministral_3_grow_with_their_position(tmp_path: Path) -> None:
@@ -1382,6 +1424,23 @@ def test_gpt2_and_opt_in_other_forms(tmp_path: Path) -> None:
             "tie_word_embeddings is False; allowed: null, or the value in text_config",
         ),
         ("gemma-3-4b", {"text_config": 3}, "text_config is 3; allowed: an object"),
+        *(
+            ("gemma-3n-E4B", {"text_config": settings}, message)
+            for settings, message in (
+                ({"altup_num_inputs": 2}, "altup_num_inputs is 2; allowed: 4, as in all published models"),
+                ({"altup_active_idx": 1}, "altup_active_idx is 1; allowed: 0, as in all published models"),
+                (
+                    {"activation_sparsity_pattern": [0.5]},
+                    "allowed: a number from 0 to below 1 for each of the 35 layers",
+                ),
+                ({"activation_sparsity_pattern": [1.0] * 35}, "allowed: a number from 0 to below 1 for each of the 35"),
+                ({"intermediate_size": [8192]}, "is [8192]; allowed: a size, or one for each of the 35 layers"),
+                ({"intermediate_size": ["8192"] * 35}, "intermediate_size is '8192'; allowed: an integer"),
+                ({"num_kv_shared_layers": 35}, "num_kv_shared_layers is 35; allowed: an integer from 0 to 34"),
+                ({"hidden_size_per_layer_input": 0}, "AltUp is 'without inputs of layers, or with scales'; allowed"),
+                ({"use_bidirectional_attention": True}, "use_bidirectional_attention is True; allowed: false"),
+            )
+        ),
         (
             "Mistral-Small-3.2-24B",
             {"text_config": {"model_type": "mistral4"}},
@@ -1581,7 +1640,7 @@ def test_the_tokens_that_end_a_text(
         ),
         (
             {"architectures": ["GPT7"]},
-            "Starcoder2, VaultGemma, Youtu (each + ForCausalLM), Gemma3, Gemma4, Gemma4Unified",
+            "Starcoder2, VaultGemma, Youtu (each + ForCausalLM), Gemma3, Gemma3n, Gemma4, Gemma4Unified",
         ),
         ({"architectures": []}, "a model that names no family, which quire cannot run. Use a model of"),
         ({"dtype": "int8"}, "dtype is 'int8'; allowed: one of float32, bfloat16, float16"),
@@ -1841,6 +1900,9 @@ def test_a_spec_that_contradicts_itself_is_refused() -> None:
         (lambda: replace(latent, experts=replace(groups, groups_per_token=1)), "is 1; allowed: from 2 to 4"),
         (lambda: replace(PLAIN, experts=replace(experts, experts_per_token=9)), "is 9; allowed: from 1 to 8"),
         (lambda: replace(PLAIN, experts=replace(experts, experts_per_token=0)), "is 0; allowed: from 1 to 8"),
+        (lambda: replace(SPECS["streams"], parallel=True), "attention, then a gated MLP, in each layer"),
+        (lambda: replace(SPECS["streams"], norm_before=False), "LAuReL is .without a norm before attention"),
+        (lambda: replace(SPECS["streams"], layer_inputs=None), "AltUp is .without inputs of layers"),
     ]
     for make, message in wrong:
         with pytest.raises(CheckpointError, match=message):
@@ -1868,6 +1930,9 @@ def test_the_bytes_of_the_weights_are_those_of_the_tensors(name: str) -> None:
             "key_norm",
             "delta_filter",
             "convolution_filter",
+            "stream_router",
+            "stream_predict",
+            "stream_correct",
         }
         narrow = len(shape) > 1 and not exact_ones & set(tensor.split("."))
         rounded += (2 if narrow else 4) * math.prod(shape)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.compute.models.base import DecoderSpec, LayerSpec
-from quire.compute.models.parts import NormKind, NormScope, NormSpec, Part
+from quire.compute.models.parts import STREAM_INS, STREAM_OUTS, NormKind, NormScope, NormSpec, Part
 from quire.compute.models.recurrent import DeltaSpec, MambaSpec
 from quire.compute.models.sublayers import Activation, ExpertsSpec, LatentSpec, Scoring
 
@@ -46,26 +46,37 @@ class DenseOracle:
             x = x + self._matrix(Part.TOKEN_TYPES)[behind.astype(int)]
         x = self._norm(x, Part.EMBEDDING_NORM, 0)
         inputs = self._inputs(x, tokens)
+        streams = self._opened(x) if spec.streams is not None else None
         entered = x
         for index, layer in enumerate(spec.layers):
+            if streams is not None:
+                x = (streams := self._predicted(streams, index))[0]
             rows = self._norm(entered if layer.skips_previous else x, Part.ATTENTION_NORM, index)
             entered = x
             update = self._attention(rows, layer, index) if layer.attends else np.zeros(1)
             x = x + spec.residual_scale * self._norm(update, Part.AFTER_ATTENTION_NORM, index)
-            x = self._norm(x, Part.JOINED_ATTENTION_NORM, index)
+            x = self._norm(self._with_laurel(x, rows, index), Part.JOINED_ATTENTION_NORM, index)
             if not spec.shared_norm:
                 rows = self._norm(entered if spec.parallel else x, Part.MLP_NORM, index)
             if layer.sparse and spec.experts:
                 update = self._experts_and_mlp(rows, x, index, spec.experts)
             else:
-                update = self._mlp(rows, index) if layer.transforms else np.zeros(1)
+                update = self._mlp(rows, index, layer.gate_threshold) if layer.transforms else np.zeros(1)
             x = x + spec.residual_scale * self._norm(update, Part.AFTER_MLP_NORM, index)
             x = self._norm(x, Part.JOINED_MLP_NORM, index)
+            if streams is not None:
+                streams = self._corrected(streams, x, index)
+                x = streams[0] * (self._weight(Part.STREAM_SCALE, index) if spec.streams and spec.streams.scales else 1)
             if spec.layer_inputs is not None:
                 inner = self._activate(self._linear(x, Part.INPUT_GATE, index)) * inputs[:, index]
-                x = x + self._norm(self._linear(inner, Part.INPUT_OUTPUT, index), Part.AFTER_INPUT_NORM, index)
+                update = self._norm(self._linear(inner, Part.INPUT_OUTPUT, index), Part.AFTER_INPUT_NORM, index)
+                x = x + update
+                if streams is not None:
+                    streams[1:] += update
             if spec.layer_scale:
                 x = x * float(self._weight(Part.LAYER_SCALE, index)[0])
+        if streams is not None:
+            x = self._merged(streams)
         x = self._norm(x, Part.FINAL_NORM, 0)
         if spec.embedding_size is not None:
             x = x @ self._matrix(Part.EMBEDDING_OUT).T
@@ -79,8 +90,38 @@ class DenseOracle:
             return np.zeros((len(x), len(self.spec.layers), 0))
         of_layers = (len(x), len(self.spec.layers), spec.size)
         projected = (spec.input_scale * x @ self._matrix(Part.LAYER_INPUTS).T).reshape(of_layers)
-        rows = spec.embedding_scale * self._matrix(Part.LAYER_EMBEDDING)[list(tokens)].reshape(of_layers)
+        table = self._matrix(Part.LAYER_EMBEDDING)
+        rows = spec.embedding_scale * table[[token if token < len(table) else 0 for token in tokens]].reshape(of_layers)
         return spec.scale * (rows + self._norm(projected, Part.LAYER_INPUTS_NORM, 0))
+
+    def _with_laurel(self, x: Array, rows: Array, index: int) -> Array:
+        if not self.spec.laurel_rank:
+            return x
+        low = self._linear(self._linear(rows, Part.LAUREL_IN, index), Part.LAUREL_OUT, index)
+        found: Array = (x + rows + self._norm(low, Part.LAUREL_NORM, index)) / math.sqrt(2)
+        return found
+
+    def _opened(self, x: Array) -> Array:
+        """Return the streams, `[4, num_tokens, hidden_size]`."""
+        return np.stack([x, *(_as_long(x @ self._matrix(part).T, x) for part in STREAM_INS)])
+
+    def _predicted(self, streams: Array, index: int) -> Array:
+        mixing = self._linear(self._modes(streams[0], index), Part.STREAM_PREDICT, index).reshape(-1, 4, 4)
+        return streams + np.einsum("tji,ith->jth", mixing, streams)
+
+    def _corrected(self, streams: Array, x: Array, index: int) -> Array:
+        shares = 1 + self._linear(self._modes(x, index), Part.STREAM_CORRECT, index)
+        return streams + shares.T[:, :, None] * (x - streams[0])
+
+    def _merged(self, streams: Array) -> Array:
+        others = [
+            _as_long(x @ self._matrix(part).T, streams[0]) for x, part in zip(streams[1:], STREAM_OUTS, strict=True)
+        ]
+        return np.mean([streams[0], *others], axis=0, dtype=np.float64)
+
+    def _modes(self, x: Array, index: int) -> Array:
+        routed = self._linear(self._norm(x, Part.STREAM_NORM, index), Part.STREAM_ROUTER, index)
+        return np.tanh(routed / self.spec.hidden_size)
 
     def _rows(self, part: Part) -> slice | NDArray[np.int64]:
         """Return which rows of its tensor are the part's."""
@@ -278,10 +319,13 @@ class DenseOracle:
             heads = self._norm(heads, parts[1], index, shape.qk_norm)
         return _turned(heads, layer, is_paired)
 
-    def _mlp(self, x: Array, layer: int) -> Array:
+    def _mlp(self, x: Array, layer: int, threshold: float | None) -> Array:
         up = self._linear(x, Part.UP, layer)
         if self.spec.mlp.gated:
-            return self._linear(self._gate(self._linear(x, Part.GATE, layer), up), Part.DOWN, layer)
+            gate = self._linear(x, Part.GATE, layer)
+            if threshold is not None:
+                gate = (gate - gate.mean(-1, keepdims=True) - threshold * gate.std(-1, keepdims=True)).clip(min=0)
+            return self._linear(self._gate(gate, up), Part.DOWN, layer)
         if self.spec.mlp.activation is Activation.XIELU:
             p, n, s, limit = self._weight(Part.XIELU, layer)
             below = (s + np.log(1 + np.exp(n))) * (np.exp(np.minimum(up, limit)) - 1 - up)
@@ -383,6 +427,12 @@ def _turned(heads: Array, layer: LayerSpec, is_paired: bool) -> Array:
     pairs = (heads[..., first] + 1j * heads[..., second]) * turn
     turned[..., first], turned[..., second] = pairs.real, pairs.imag
     return turned
+
+
+def _as_long(x: Array, other: Array) -> Array:
+    """Return the rows of x, scaled to the mean squares of those of the other."""
+    squares = [(each * each).mean(-1, keepdims=True) for each in (other, x)]
+    return x * np.sqrt(squares[0] / np.maximum(squares[1], 1e-5))
 
 
 def _cap(x: Array, cap: float | None) -> Array:

@@ -13,6 +13,7 @@ import numpy as np
 
 from quire.compute.models.source import ModelFolder
 from support.gguf_experts import add_experts_after
+from support.gguf_gemma3n import add_gemma3n, stacks_of_gemma3n
 from support.gguf_gemma4 import add_gemma4, name_of_factors, stacks_of_gemma4
 from support.gguf_lfm2 import add_lfm2
 from support.gguf_mamba import add_falcon_h1, add_mamba, add_mamba2, add_nemotron, as_mamba, with_factors
@@ -65,6 +66,7 @@ ARCHITECTURES = {
     "GemmaForCausalLM": gguf.MODEL_ARCH.GEMMA,
     "Gemma2ForCausalLM": gguf.MODEL_ARCH.GEMMA2,
     "Gemma3ForCausalLM": gguf.MODEL_ARCH.GEMMA3,
+    "Gemma3nForCausalLM": gguf.MODEL_ARCH.GEMMA3N,
     "Gemma4ForCausalLM": gguf.MODEL_ARCH.GEMMA4,
     "Gemma4UnifiedForCausalLM": gguf.MODEL_ARCH.GEMMA4,
     "GPT2LMHeadModel": gguf.MODEL_ARCH.GPT2,
@@ -156,6 +158,8 @@ class GgufWriting:
         if fuses:
             self.tensors = fused(self.tensors)
         listed = len(self.config.get("layers_block_type", ()))
+        if self.architecture is gguf.MODEL_ARCH.GEMMA3N:
+            self.tensors = stacks_of_gemma3n(self.tensors)
         self.num_layers = listed or int(self.config.get("num_hidden_layers") or self.config["n_layer"])
         # Layers that predict further tokens, which files of GLM-4.5 have.
         layers = [int(name.split(".")[2]) for name in self.tensors if ".layers." in name]
@@ -228,6 +232,8 @@ class GgufWriting:
 
     def _kv_heads(self) -> None:
         config = self.config
+        if self.architecture is gguf.MODEL_ARCH.GEMMA3N:
+            add_gemma3n(self.writer, config)
         if self.architecture is gguf.MODEL_ARCH.GRANITE_HYBRID:
             add_mamba(self.writer, config)
             return

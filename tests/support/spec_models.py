@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from quire.compute.models import read_model
 from quire.compute.models.base import DecoderSpec, LayerSpec
-from quire.compute.models.parts import NormKind, NormScope, NormSpec, Part, WeightSource
+from quire.compute.models.parts import STREAM_INS, STREAM_OUTS, NormKind, NormScope, NormSpec, Part, WeightSource
 from quire.compute.models.recurrent import ConvolutionSpec, DeltaSpec, MambaSpec
 from quire.compute.models.source import ModelFolder
 from quire.compute.models.sublayers import (
@@ -25,6 +25,7 @@ from quire.compute.models.sublayers import (
     MLPSpec,
     RopeSpec,
     Scoring,
+    StreamsSpec,
 )
 from quire.compute.torch.missing import missing
 from quire.compute.weights.decoder_weights import expected_tensors
@@ -43,7 +44,7 @@ ONCE = (
         Part.HEAD,
     ),
     *(Part.LAYER_EMBEDDING, Part.LAYER_INPUTS, Part.LAYER_INPUTS_NORM, Part.TOKEN_TYPES, Part.EMBEDDING_NORM),
-    Part.DISTANCE_BIAS,
+    *(Part.DISTANCE_BIAS, *STREAM_INS, *STREAM_OUTS),
 )
 HEAD_NORMS = (Part.QUERY_NORM, Part.KEY_NORM)
 OF_EXPERTS = (Part.EXPERT_GATE, Part.EXPERT_UP, Part.EXPERT_DOWN)
@@ -393,6 +394,23 @@ SPECS = {
         ),
         layer_inputs=LayerInputsSpec(16, embedding_scale=4.0, input_scale=0.2, scale=0.7),
         layer_scale=True,
+        tied_head=True,
+    ),
+    # As in Gemma 3n: four residual streams, LAuReL, thresholds of gates, a table of layer inputs for most tokens.
+    "streams": replace(
+        PLAIN,
+        attention=replace(PLAIN.attention, qk_norm=PLAIN.norm, value_norm=True),
+        mlp=MLPSpec(48, Activation.GELU_TANH),
+        layers=(
+            replace(NEAR, gate_threshold=1.2),
+            replace(FULL, intermediate_size=72),
+            replace(NEAR, keys_of=0, gate_threshold=0.0),
+            replace(FULL, keys_of=1),
+        ),
+        norm_after=True,
+        layer_inputs=LayerInputsSpec(16, embedding_scale=4.0, input_scale=0.2, scale=0.7, num_tokens=60),
+        streams=StreamsSpec(),
+        laurel_rank=8,
         tied_head=True,
     ),
     # Experts and an MLP next to them that each have norms, factors of experts.

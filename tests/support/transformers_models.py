@@ -143,6 +143,15 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "gemma3n": (
+        "Gemma3n",
+        {
+            **{**SIZES, "head_dim": 16, "num_hidden_layers": 5, "num_kv_shared_layers": 2, "sliding_window": 24},
+            **{"intermediate_size": [48, 40, 48, 48, 32], "activation_sparsity_pattern": [0.95, 0.5, 0.0, 0.8, 0.0]},
+            **{"layer_types": [NEAR, FAR, NEAR, NEAR, FAR], "laurel_rank": 8, "hidden_size_per_layer_input": 16},
+            "vocab_size_per_layer_input": 60,
+        },
+    ),
     "gemma4": (
         "Gemma4",
         {
@@ -525,6 +534,7 @@ CONFIGS = {
     "Gemma4Unified": "Gemma4UnifiedTextConfig",
     "Gemma4UnifiedEye": "Gemma4UnifiedConfig",
     "Gemma3": "Gemma3TextConfig",
+    "Gemma3n": "Gemma3nTextConfig",
     "Gemma3Eye": "Gemma3Config",
     "Llama4": "Llama4TextConfig",
     "Llama4Eye": "Llama4Config",

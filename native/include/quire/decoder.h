@@ -11,6 +11,7 @@
 //           (a convolution: gate, value, output gate ─► states ─► output)
 //           (a layer with keys of another one: q ─► heads ─► attention)
 //           (with layer inputs, after the MLP: gate × input ─► output ─► norm)
+//           (with streams, before a layer: predicted from one another; after it: corrected by its output)
 //           (before the first of the last layers that have no keys: only rows whose results are wanted stay)
 //           ─► norm of the rows that need logits ─► head
 //
@@ -19,6 +20,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <memory>
@@ -58,6 +60,8 @@ struct LayerShape {
     bool transforms = true;        // it has an MLP or experts
     bool keys_are_values = false;  // before norms and positions
     bool skips_previous = false;   // its attention reads what the previous layer, a recurrent one, has read
+    bool cuts_gates = false;       // each gate becomes the part of it above a threshold, or 0
+    float gate_threshold = 0.0F;   // in standard deviations above the mean of the gates
 };
 
 // Inputs of each layer for each token; see LayerInputsSpec in Python.
@@ -67,6 +71,7 @@ struct LayerInputsShape {
     float input_scale = 1.0F;
     float scale = 1.0F;
     int given_token = 0;  // whose inputs a row has that is given in place of a token
+    int num_tokens = 0;   // rows of the table, later tokens have that of token 0; 0: as many as there are tokens
 };
 
 // Heads share one latent per token, of `rank` numbers and `rope_dim` that rotate; see LatentSpec in Python.
@@ -135,6 +140,8 @@ struct DecoderShape {
     DeltaShape delta;
     ConvolutionShape convolution;
     LayerInputsShape layer_inputs;
+    bool has_streams = false;       // four residual streams; see StreamsSpec in Python
+    int laurel_rank = 0;            // of the matrices of LAuReL; 0: none
     bool gated_attention = false;   // the output of attention is multiplied by the sigmoid of a gate
     bool bidirectional = false;     // tokens attend to later ones too, all of which are in their step
     bool ahead_in_windows = false;  // StepView::ends_seen is for layers with a window only
@@ -223,6 +230,7 @@ struct ExpertWeights {
 };
 
 constexpr int kXieluNumbers = 4;
+constexpr int kStreams = 4;
 
 struct LayerWeights {
     NormWeights attention_norm, after_attention_norm, joined_attention_norm;
@@ -254,7 +262,13 @@ struct LayerWeights {
     PackedMatrix shared_router;             // the score of the shared MLP, one output; may be empty
     PackedMatrix input_gate, input_output;  // of the layer's own input
     NormWeights after_input_norm;
-    float scale = 1.0F;  // of the layer's output
+    PackedMatrix laurel_in, laurel_out;
+    NormWeights laurel_norm;
+    PackedMatrix stream_router;
+    NormWeights stream_norm;
+    std::vector<float> stream_predict, stream_correct;  // [kStreams * kStreams, kStreams], [kStreams, kStreams]
+    std::vector<float> stream_scale;                    // [hidden_size]; may be empty
+    float scale = 1.0F;                                 // of the layer's output
     std::vector<ExpertWeights> experts;
 };
 
@@ -277,9 +291,10 @@ struct DecoderWeights {
     EmbeddingRows layer_embedding;  // a row has the inputs of all layers
     PackedMatrix layer_inputs;
     NormWeights layer_inputs_norm;
-    std::vector<float> positions;      // [rows, hidden_size]
-    std::vector<float> distance_bias;  // [num_heads, num_distances]; empty: none
-    std::vector<float> token_types;    // a row is added to each embedded token; may be empty
+    std::array<PackedMatrix, kStreams - 1> stream_in, stream_out;  // of the streams after the first one
+    std::vector<float> positions;                                  // [rows, hidden_size]
+    std::vector<float> distance_bias;                              // [num_heads, num_distances]; empty: none
+    std::vector<float> token_types;  // a row is added to each embedded token; may be empty
     NormWeights embedding_norm, final_norm;
     NormWeights token_norm, state_norm;  // of the halves of given rows, before embedding_in; empty: none
     std::vector<LayerWeights> layers;
@@ -364,6 +379,7 @@ class Decoder {
   private:
     struct Activations;
     class Products;
+    class StreamProducts;
     class Step;
 
     // Finds the tokens of the second type.

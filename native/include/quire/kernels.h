@@ -412,6 +412,9 @@ struct RaceView {
     float log_time = 0.0F;  // of base 2: the least time so far
 };
 
+// The most rows of `mix`.
+constexpr int kMostMixed = 4;
+
 // The most tokens of an AttentionTask.
 constexpr int kAttentionTokens = 16;
 
@@ -456,6 +459,11 @@ struct Kernels {
     void (*rotate)(float* head, const float* cosines, const float* sines, int half);
     void (*soft_cap)(float* values, int count, float cap);
     void (*add)(float* values, const float* others, int count);
+    // rows[j] += the sum of all weights[j * num_rows + i] * rows[i], of sizes rounded up to kPanelWidth.
+    void (*mix)(float* const* rows, int num_rows, const float* weights, int size);
+    float (*mean)(const float* values, int count);
+    // The mean of the squares of the distances from `middle`.
+    float (*mean_square)(const float* values, int count, float middle);
     bool (*all_finite)(const float* values, int count);
 
     // Stores the key and the value of one token and head, [head_dim] each; of a latent, the key.

@@ -128,12 +128,11 @@ void multiply_by_sigmoid(float* values, const float* gates, int count) {
 }
 
 void normalize(const float* input, float* output, int size, const NormView& norm) {
-    const float count = static_cast<float>(size);
-    const float mean = norm.center ? sum_of<1>(input, size, 0.0F) / count : 0.0F;
-    const float length = std::sqrt(sum_of<2>(input, size, mean) / count + norm.epsilon);
+    const float middle = norm.center ? mean(input, size) : 0.0F;
+    const float length = std::sqrt(mean_square(input, size, middle) + norm.epsilon);
     const float offset = norm.unit_offset ? 1.0F : 0.0F;
     for (int i = 0; i < size; ++i) {
-        const float scaled = (offset + norm.weight[i]) * ((input[i] - mean) / length);
+        const float scaled = (offset + norm.weight[i]) * ((input[i] - middle) / length);
         output[i] = norm.bias == nullptr ? scaled : scaled + norm.bias[i];
     }
 }
@@ -153,6 +152,24 @@ void soft_cap(float* values, int count, float cap) {
 
 void add(float* values, const float* others, int count) {
     for (int i = 0; i < count; ++i) values[i] += others[i];
+}
+
+void mix(float* const* rows, int num_rows, const float* weights, int size) {
+    for (int d = 0; d < size; d += kLanes) {
+        Floats before[kMostMixed];
+        for (int i = 0; i < num_rows; ++i) before[i] = load(rows[i] + d);
+        for (int j = 0; j < num_rows; ++j) {
+            Floats total = before[j];
+            for (int i = 0; i < num_rows; ++i) total = fma(broadcast(weights[j * num_rows + i]), before[i], total);
+            store(rows[j] + d, total);
+        }
+    }
+}
+
+float mean(const float* values, int count) { return sum_of<1>(values, count, 0.0F) / static_cast<float>(count); }
+
+float mean_square(const float* values, int count, float middle) {
+    return sum_of<2>(values, count, middle) / static_cast<float>(count);
 }
 
 bool all_finite(const float* values, int count) {

@@ -14,6 +14,9 @@ void normalize(const float* input, float* output, int size, const NormView& norm
 void rotate(float* head, const float* cosines, const float* sines, int half);
 void soft_cap(float* values, int count, float cap);
 void add(float* values, const float* others, int count);
+void mix(float* const* rows, int num_rows, const float* weights, int size);
+float mean(const float* values, int count);
+float mean_square(const float* values, int count, float middle);
 bool all_finite(const float* values, int count);
 
 void write_kv(const PagedKv& kv, std::int64_t slot, int kv_head, const float* key, const float* value);

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
-from pathlib import Path
 
 from quire.compute.backend import BackendFacts
 from quire.compute.gguf.header import is_gguf

@@ -1,12 +1,14 @@
-"""The settings of Gemma 1 to 4 in addition to Llama's, in the form of config.json."""
+"""The settings of Gemma 1 to 4 and 3n in addition to Llama's, in the form of config.json."""
 
 from __future__ import annotations
 
+from statistics import NormalDist
 from types import MappingProxyType
 from typing import Final
 
 from quire.compute.gguf.named_settings import KV_HEADS, NEAR_BASE, PATTERN, WIDTH, Settings, near_layers
 from quire.compute.models.common import MAX_LAYERS
+from quire.compute.models.config_file import ConfigFile
 from quire.compute.models.rope import FULL, FULL_BASE, LOCAL_BASE, SLIDING
 
 WIDE_HEADS: Final = MappingProxyType({"gemma2": 46, "gemma3": 62})
@@ -70,7 +72,10 @@ def gemma4(settings: Settings) -> dict[str, object]:
     layers that attend to those of others.
     """
     count = settings.size("block_count", high=MAX_LAYERS)
-    is_near = _near_layers(settings, count)
+    is_near = _windows(settings, count)
+    if is_near[-1]:
+        key = settings.key(PATTERN)
+        raise settings.file.error(key, f"booleans for the {count} layers, the last one false")
     num_shared = settings.size("attention.shared_kv_layers", 0, low=0, high=count - 1)
     kv_heads = settings.sizes(KV_HEADS, count, settings.size("attention.head_count"))
     size, near_size = _head_size(settings, ""), _head_size(settings, "_swa")
@@ -108,11 +113,11 @@ def _experts(settings: Settings) -> dict[str, object]:
     }
 
 
-def _near_layers(settings: Settings, count: int) -> list[bool]:
-    """Return whether each layer has a window; the last layer of Gemma 4 never has."""
+def _windows(settings: Settings, count: int) -> list[bool]:
+    """Return whether each layer has a window."""
     found = settings.file.fields.get(key := settings.key(PATTERN))
-    if not isinstance(found, list) or len(found) != count or set(map(type, found)) != {bool} or found[-1]:
-        raise settings.file.error(key, f"a list of booleans, one for each of the {count} layers, the last one false")
+    if not isinstance(found, list) or len(found) != count or set(map(type, found)) != {bool}:
+        raise settings.file.error(key, f"a list of booleans, one for each of the {count} layers")
     return found
 
 
@@ -134,3 +139,45 @@ def _width(settings: Settings, count: int, num_shared: int) -> tuple[int, bool]:
     if widths == [width] * (count - num_shared) + [2 * width] * num_shared:
         return width, True
     raise settings.file.error(settings.key(WIDTH), "one size, or twice as much for the layers without keys and values")
+
+
+def gemma3n(settings: Settings) -> dict[str, object]:
+    """Return the settings of Gemma 3n. Files of Ollama have other names for the sizes of heads and the local base.
+
+    They leave out the cap of logits, which all published models have. Converters write the number of shared layers as
+    an integer or a float, and -inf for layers without a threshold of gates.
+    """
+    count = settings.size("block_count", high=MAX_LAYERS)
+    local = settings.number("rope.freq_base_local", LOCAL_BASE)
+    return {
+        "head_dim": settings.size(SIZE, settings.size("head_dim", 256)),
+        "intermediate_size": settings.sizes(WIDTH, count),
+        "sliding_window": settings.size("attention.sliding_window"),
+        "layer_types": [SLIDING if near else FULL for near in _windows(settings, count)],
+        "num_kv_shared_layers": _num_shared(settings, count),
+        "rope_theta": settings.number("rope.freq_base", FULL_BASE),
+        "rope_local_base_freq": settings.number("rope.freq_base_swa", local),
+        "hidden_size_per_layer_input": settings.size("embedding_length_per_layer_input"),
+        "altup_num_inputs": settings.size("altup.num_inputs"),
+        "altup_active_idx": settings.size("altup.active_idx", 0, low=0),
+        "altup_correct_scale": settings.file.flag(settings.key("altup.correct_scale"), True),
+        **({CAP: settings.number(CAP)} if settings.has(CAP) else {}),
+        **_shares(settings, count),
+    }
+
+
+def _num_shared(settings: Settings, count: int) -> int:
+    key = settings.key("attention.shared_kv_layers")
+    found = settings.file.fields.get(key)
+    whole = int(found) if isinstance(found, float) and found.is_integer() else found
+    return ConfigFile(settings.file.where, {key: whole}).size(key, low=0, high=count - 1)
+
+
+def _shares(settings: Settings, count: int) -> dict[str, object]:
+    """Return the share of gates below the threshold of each layer, if the file has thresholds."""
+    found = settings.file.fields.get(key := settings.key("activation_sparsity_scale"))
+    if found is None:
+        return {}
+    if not isinstance(found, list) or len(found) != count or not set(map(type, found)) <= {float}:
+        raise settings.file.error(key, f"a number for each of the {count} layers")
+    return {"activation_sparsity_pattern": [NormalDist().cdf(deviations) for deviations in found]}

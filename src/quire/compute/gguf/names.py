@@ -76,6 +76,9 @@ class Names:
         """Return the file's name for a tensor of Hugging Face; the same name if files have no other."""
         stem, _, kind = name.rpartition(".")
         where, theirs = "", key_of(self.once, stem)
+        of_stack = re.fullmatch(r"(.*\.)\d+", stem)
+        if of_stack is not None and (stack := key_of(self.table.stacks, f"{of_stack[1]}{{number}}")) is not None:
+            return f"{stack}.{kind}"
         if stem.startswith(self.table.prefix):
             layer, _, part = stem.removeprefix(self.table.prefix).partition(".")
             where, theirs = f"blk.{layer}.", self._stored_part(part)

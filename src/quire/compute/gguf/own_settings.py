@@ -21,7 +21,7 @@ from quire.compute.gguf.expert_settings import (
     without_further,
 )
 from quire.compute.gguf.falcon_h1_settings import falcon_h1
-from quire.compute.gguf.gemma_settings import gemma, gemma2, gemma3, gemma4
+from quire.compute.gguf.gemma_settings import gemma, gemma2, gemma3, gemma3n, gemma4
 from quire.compute.gguf.granite_settings import granite, granite_hybrid, granite_moe
 from quire.compute.gguf.lfm2_settings import lfm2, lfm2moe
 from quire.compute.gguf.named_settings import (
@@ -337,6 +337,7 @@ OWN: Final[Mapping[str, Callable[[Settings], dict[str, object]]]] = MappingProxy
         "gemma": gemma,
         "gemma2": gemma2,
         "gemma3": gemma3,
+        "gemma3n": gemma3n,
         "gemma4": gemma4,
         "glm4": _glm4,
         "glm4moe": _glm4moe,

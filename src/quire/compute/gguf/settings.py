@@ -44,6 +44,7 @@ ARCHITECTURES: Final = MappingProxyType(
         "gemma-embedding": "Gemma3TextModel",
         "gemma2": "Gemma2ForCausalLM",
         "gemma3": "Gemma3ForCausalLM",
+        "gemma3n": "Gemma3nForCausalLM",
         "gemma4": "Gemma4ForCausalLM",
         "glm4": "Glm4ForCausalLM",
         "glm4moe": "Glm4MoeForCausalLM",  # also Solar Open
@@ -120,6 +121,9 @@ LAYER_NORMS: Final = MappingProxyType(
 USUAL_EPSILONS: Final = MappingProxyType({"gemma3": 1e-6})
 """The epsilon of RMS norms in files that do not set it: those of Ollama."""
 
+LISTED: Final = MappingProxyType({"gemma3n": (WIDTH,), "gemma4": (KV_HEADS, WIDTH)})
+"""Architectures with settings that may differ between layers → these settings, which their own function reads."""
+
 RECURRENT: Final = frozenset(
     {"granitehybrid", "lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe", "qwen35", "qwen35moe", "qwen3next"}
 )
@@ -129,6 +133,10 @@ WITHOUT_POSITIONS: Final = frozenset({"bert", "granitehybrid", "nemotron_h", "ne
 """Architectures whose heads may not rotate."""
 
 GATE: Final = "blk.0.ffn_gate.weight"
+SIZES: Final = MappingProxyType(
+    {"gemma3n": {"laurel_rank": "blk.0.laurel_l.weight", "vocab_size_per_layer_input": "per_layer_token_embd.weight"}}
+)
+"""Architectures with sizes that no setting has → their names in config.json, and the tensors with as many rows."""
 
 FILE_TYPES: Final = MappingProxyType(
     {
@@ -175,7 +183,7 @@ def config_of(header: GgufHeader, read: ReadTensor) -> dict[str, object]:
         raise settings.file.error(settings.key("attention.causal"), "true: no token attends to later ones")
     if architecture in WITHOUT_LLAMA:
         return config | WITHOUT_LLAMA[architecture](settings)
-    config |= _llama_like(settings.of_first_layer(KV_HEADS, WIDTH) if architecture == "gemma4" else settings)
+    config |= _llama_like(settings.of_first_layer(*LISTED.get(architecture, ())))
     if architecture in BIASED:
         config |= {
             "attention_bias": not header.tensors.keys().isdisjoint(("blk.0.attn_q.bias", "blk.0.attn_qkv.bias")),
@@ -185,6 +193,8 @@ def config_of(header: GgufHeader, read: ReadTensor) -> dict[str, object]:
     own = OWN.get(architecture)
     if own is not None:
         config |= own(settings)
+    sizes = SIZES.get(architecture, {})
+    config |= {name: header.tensors[rows].shape[0] for name, rows in sizes.items() if rows in header.tensors}
     if encodes:
         config |= encoder_settings(settings, header.tensors)
     if architecture == "lfm2" and len(header.tensors[GATE].shape if GATE in header.tensors else ()) == 2:

@@ -31,7 +31,10 @@ SETTINGS: Final = (DIVISORS, "rope_factors_long.weight", "rope_factors_short.wei
 """Tensors that are settings: the divisors of the frequencies of positions."""
 
 OF_OLLAMA: Final = ("gemma3", "lfm2", "llama4", "mistral3", "qwen25vl", "qwen35", "qwen35moe", "qwen3vl")
-IMAGES: Final = MappingProxyType({"gemma4": ("v.", "mm.", "a."), **dict.fromkeys(OF_OLLAMA, ("v.", "mm."))})
+WITH_SOUND: Final = ("gemma3n", "gemma4")
+IMAGES: Final = MappingProxyType(
+    {**dict.fromkeys(WITH_SOUND, ("v.", "mm.", "a.")), **dict.fromkeys(OF_OLLAMA, ("v.", "mm."))}
+)
 """Architectures whose text model Ollama has in one file with those for images and sound → their tensors' prefixes."""
 
 MAX_EXPERTS: Final = 4096  # of a layer: each becomes a name
@@ -56,9 +59,9 @@ KEPT_AS: Final = MappingProxyType({"MXFP4": "Q5_0"})
 class GgufEntry:
     """A tensor of Hugging Face in a file: `tensor` or one expert in it, with the rows reordered by `order`.
 
-    `transposed`: the file has it transposed. `by_head`: the file has a matrix per head; here their rows are
-    concatenated. `is_exponential`: the file has -exp(x). `others`: tensors of the same shape whose rows follow, or with
-    four dimensions, the other frames of a patch.
+    `expert`: its number, or that of another matrix in a stack. `transposed`: the file has it transposed. `by_head`: the
+    file has a matrix per head; here their rows are concatenated. `is_exponential`: the file has -exp(x). `others`:
+    tensors of the same shape whose rows follow, or with four dimensions, the other frames of a patch.
     """
 
     tensor: GgufTensor
@@ -257,6 +260,9 @@ def _named(header: GgufHeader, names: Names, name: str, tensor: GgufTensor) -> l
     if kind in table.weights or kind == "scale":
         stem, kind = name, "weight"
     if not stem.startswith("blk."):
+        if stem in table.stacks and len(tensor.shape) == 3 and tensor.shape[0] <= MAX_EXPERTS:
+            ours = table.stacks[stem]
+            return [(f"{ours.format(number=n)}.{kind}", GgufEntry(tensor, n)) for n in range(tensor.shape[0])]
         return [(f"{once[stem]}.{kind}" if stem in once else name, GgufEntry(tensor))]
     _, layer, part = stem.split(".", 2) if stem.count(".") >= 2 else ("", "", stem)
     parts = GATE_AND_UP if part == GATE_UP and names.has_gate_up else (part,)

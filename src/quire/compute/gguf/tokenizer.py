@@ -3,7 +3,7 @@
 Three kinds are read here. Byte-level BPE ("gpt2") has a list of merges, and its splitter has a name (`pre`).
 SentencePiece ("llama") has pieces with scores, from which the merges follow: every way to cut a piece into two pieces,
 the best score first. Gemma 4 ("gemma4") has pieces as SentencePiece has them, with a list of merges; files of Ollama
-say so by `pre`. The tokenizers of encoders are in encoders.py.
+say so by `pre`, and those of Gemma 3n by their architecture only. The tokenizers of encoders are in encoders.py.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from quire.core.model_files import MAX_TOKENIZER_BYTES, MAX_TOKENIZER_VALUES, SP
 from quire.core.pooling import INSTRUCTION, PAIR_TEMPLATE
 
 GEMMA4: Final = "gemma4"
+GEMMA3N: Final = "gemma3n"
 WORD_PIECES, UNIGRAM = "bert", "t5"
 OF_ENCODERS: Final = (WORD_PIECES, UNIGRAM)
 """Tokenizers whose first and last token are in tokenizer.json."""
@@ -36,6 +37,19 @@ NAMED: Final = MappingProxyType(
     {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "sep_token": "seperator", "pad_token": "padding"}
 )
 """The name of a token in tokenizer_config.json → its name in GGUF, including a typo."""
+
+TURNS: Final = (
+    "{{ bos_token }}"
+    "{% if messages[0].role == 'system' %}{% set before, turns = messages[0].content + '\n\n', messages[1:] %}"
+    "{% else %}{% set before, turns = '', messages %}{% endif %}"
+    "{% for turn in turns %}"
+    "{% if (turn.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('roles of messages must alternate: user, assistant, user, assistant and so on') }}{% endif %}"
+    "<start_of_turn>{{ 'model' if turn.role == 'assistant' else turn.role }}\n"
+    "{{ before if loop.first else '' }}{{ turn.content | trim }}<end_of_turn>\n"
+    "{% endfor %}{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
+)
+"""The chat template of Gemma 3n, for its files that have none: those of Ollama."""
 
 MAX_CHARACTERS: Final = 4 << 20
 """The limit for a SentencePiece vocabulary, twice the largest one's count: pieces are cut at each character."""
@@ -170,7 +184,7 @@ def tokenizer_json_of(header: GgufHeader) -> str:
     ids = {token: place for place, token in enumerate(tokens)}
     if len(ids) != len(tokens):
         raise file.error("tokenizer.ggml.tokens", "a list of distinct tokens")
-    if _is_gemma4(file):
+    if _is_gemma(file):
         parts = _pieces(file, ids, _listed_merges(file), has_prefix=False)
     elif kind == "gpt2":
         parts = _byte_level(file, ids)
@@ -206,7 +220,7 @@ def tokenizer_config_of(header: GgufHeader) -> dict[str, object]:
         key = f"tokenizer.ggml.{theirs}_token_id"
         if file.is_set(key) and file.fields[key] != NO_TOKEN:
             settings[name] = tokens[file.size(key, low=0, high=len(tokens) - 1)]
-    begins = file.flag("tokenizer.ggml.add_bos_token", _begins(file)) or _is_gemma4(file)  # whose first files say false
+    begins = file.flag("tokenizer.ggml.add_bos_token", _begins(file)) or _is_gemma(file)  # whose first files say false
     is_step = _is_in_tokens(file) or file.fields.get("tokenizer.ggml.model") in OF_ENCODERS  # of tokenizer.json
     settings["add_bos_token"] = begins and not is_step
     if templates := _templates(file):
@@ -227,8 +241,14 @@ def _begins(file: ConfigFile) -> bool:
     return not is_byte_level or (isinstance(pre, str) and pre in SPLITTERS and SPLITTERS[pre].begins)
 
 
-def _is_gemma4(file: ConfigFile) -> bool:
-    return GEMMA4 in (file.fields.get("tokenizer.ggml.model"), file.fields.get("tokenizer.ggml.pre"))
+def _is_gemma(file: ConfigFile) -> bool:
+    """Return whether pieces have a list of merges: in files of Gemma 4, and of Gemma 3n from Ollama."""
+    kind = file.fields.get("tokenizer.ggml.model")
+    return GEMMA4 in (kind, file.fields.get("tokenizer.ggml.pre")) or (kind == "gpt2" and _is_gemma3n(file))
+
+
+def _is_gemma3n(file: ConfigFile) -> bool:
+    return file.fields.get("general.architecture") == GEMMA3N
 
 
 def _templates(file: ConfigFile) -> str | list[dict[str, object]] | None:
@@ -244,8 +264,7 @@ def _templates(file: ConfigFile) -> str | list[dict[str, object]] | None:
     if RERANK in texts:
         texts[PAIR_TEMPLATE] = _pair_template(texts.pop(RERANK))
     if texts.keys() <= {"default"}:
-        default = texts.get("default")
-        return default if isinstance(default, str) else None
+        return texts.get("default", TURNS if _is_gemma3n(file) else None)
     return [{"name": name, "template": text} for name, text in texts.items()]
 
 

@@ -56,6 +56,8 @@ FAMILIES: Final = MappingProxyType(
         "Gemma2ForCausalLM": "quire.compute.models.gemma2",
         "Gemma3ForCausalLM": "quire.compute.models.gemma3",
         "Gemma3ForConditionalGeneration": "quire.compute.models.gemma3",
+        "Gemma3nForCausalLM": "quire.compute.models.gemma3n",
+        "Gemma3nForConditionalGeneration": "quire.compute.models.gemma3n",
         "Gemma3TextModel": "quire.compute.models.embedding_gemma",
         "Gemma4ForCausalLM": "quire.compute.models.gemma4",
         "Gemma4ForConditionalGeneration": "quire.compute.models.gemma4",

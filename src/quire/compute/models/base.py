@@ -30,6 +30,9 @@ With `layer_inputs`, a layer then adds what it makes of its own input for each t
     ─┬─ INPUT_GATE, activation, × input of the layer ─ INPUT_OUTPUT ─ AFTER_INPUT_NORM ─ + ─ × LAYER_SCALE ─► next layer
      └───────────────────────────────────────────────────────────────────────────────────┘
 
+With `streams`, layers change the first of four residual streams, and the others follow it (`StreamsSpec`); what a layer
+makes of its input is added to the others.
+
 An encoder is such a model too: its attention is `bidirectional`, and its head is never used. That of images has no
 vocabulary: all its rows are given.
 
@@ -44,15 +47,25 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from quire.compute.models.distances import NUM_BUCKETS
-from quire.compute.models.parts import NormScope, NormSpec, Part, PartShape, WeightSource
+from quire.compute.models.parts import (
+    STREAM_INS,
+    STREAM_OUTS,
+    NormScope,
+    NormSpec,
+    Part,
+    PartShape,
+    WeightSource,
+)
 from quire.compute.models.recurrent import ConvolutionSpec, DeltaSpec, MambaSpec, check_recurrence
 from quire.compute.models.sublayers import (
+    NUM_STREAMS,
     Activation,
     AttentionSpec,
     ExpertsSpec,
     LayerInputsSpec,
     MLPSpec,
     RopeSpec,
+    StreamsSpec,
     check_experts,
     check_latent,
     check_rope,
@@ -75,6 +88,8 @@ class LayerSpec:
     states; `transforms`: whether it has an MLP or experts. It has at least one of both. `skips_previous`: its attention
     reads the residual stream as it was before the previous layer, so that states and attention read the same rows.
     `norms_after`: its norms are on the outputs of its sublayers, in a model that has them before sublayers.
+    `gate_threshold`: before the activation, a gate of its MLP becomes the part of it above the mean of all gates plus
+    this many standard deviations, 0 if there is none; None: it stays as it is.
     """
 
     window: int | None
@@ -91,6 +106,7 @@ class LayerSpec:
     head_norms: bool = True
     norms_after: bool = False
     skips_previous: bool = False
+    gate_threshold: float | None = None
 
     @property
     def has_keys(self) -> bool:
@@ -127,6 +143,9 @@ class DecoderSpec:
     - `tied_head`: the embedding is also the head. `head_bias`: the head has a bias.
     - `experts`: of the `sparse` layers. `delta`, `mamba` or `convolution`: of the `recurrent` layers.
     - `layer_inputs`: of all layers; None: none. `layer_scale`: each layer multiplies its output by one number.
+    - `streams`: of the residual stream, which is one by default.
+    - `laurel_rank`: after attention, x + norm(LAUREL_OUT LAUREL_IN x) is added to the residual stream, where x is the
+      input of attention, and the sum is multiplied by √½ (LAuReL). The matrices have this rank; 0: none.
     - `deep_rows`: rows that are given in place of embedded tokens have more numbers, which are added to the outputs of
       this many layers.
     - `sources`: the tensors of each part in a checkpoint. It may also have `ignored_tensors`, and those whose names
@@ -152,6 +171,8 @@ class DecoderSpec:
     mamba: MambaSpec | None = None
     convolution: ConvolutionSpec | None = None
     layer_inputs: LayerInputsSpec | None = None
+    streams: StreamsSpec | None = None
+    laurel_rank: int = 0
     layer_scale: bool = False
     tied_head: bool = False
     head_bias: bool = False
@@ -187,6 +208,7 @@ class DecoderSpec:
         if any(layer.recurrent for layer in self.layers):
             _check_recurrence(self)
         _check_mixed(self)
+        _check_streams(self)
         for index, layer in enumerate(self.layers):
             attention = self.attention_of(layer)
             if layer.rope is not None:
@@ -270,9 +292,12 @@ class DecoderSpec:
             parts[Part.DISTANCE_BIAS] = PartShape((NUM_BUCKETS, self.attention.num_heads))
         if self.layer_inputs is not None:
             of_layers = self.layer_inputs.size * len(self.layers)
-            parts[Part.LAYER_EMBEDDING] = PartShape((self.vocab_size, of_layers))
+            num_tokens = self.layer_inputs.num_tokens or self.vocab_size
+            parts[Part.LAYER_EMBEDDING] = PartShape((num_tokens, of_layers))
             parts[Part.LAYER_INPUTS] = PartShape((of_layers, self.hidden_size))
             parts[Part.LAYER_INPUTS_NORM] = self.norm.shape(self.layer_inputs.size)
+        if self.streams is not None:
+            parts |= dict.fromkeys(STREAM_INS + STREAM_OUTS, PartShape((self.hidden_size, self.hidden_size)))
         if self.final_norm:
             parts[Part.FINAL_NORM] = self.norm.shape(self.hidden_size)
         if not self.tied_head:
@@ -281,7 +306,7 @@ class DecoderSpec:
 
     def layer_parts(self, layer: LayerSpec) -> dict[Part, PartShape]:
         """Return the parts of a layer, without those of its experts."""
-        rest = self._transform_parts(layer) | self._norm_parts(layer) | self._input_parts()
+        rest = self._transform_parts(layer) | self._norm_parts(layer) | self._input_parts() | self._stream_parts()
         if not layer.attends:
             return rest
         if layer.recurrent and self.recurrence is not None:
@@ -329,6 +354,19 @@ class DecoderSpec:
             parts[Part.INPUT_GATE] = PartShape((self.layer_inputs.size, hidden))
             parts[Part.INPUT_OUTPUT] = PartShape((hidden, self.layer_inputs.size))
             parts[Part.AFTER_INPUT_NORM] = self.norm.shape(hidden)
+        return parts
+
+    def _stream_parts(self) -> dict[Part, PartShape]:
+        """Return the parts of a layer for streams, and those of LAuReL."""
+        parts: dict[Part, PartShape] = {}
+        hidden, rank, count = self.hidden_size, self.laurel_rank, NUM_STREAMS
+        if self.streams is not None:
+            parts |= {Part.STREAM_NORM: self.norm.shape(hidden), Part.STREAM_ROUTER: PartShape((count, hidden))}
+            parts |= {Part.STREAM_PREDICT: PartShape((count**2, count)), Part.STREAM_CORRECT: PartShape((count, count))}
+            parts |= {Part.STREAM_SCALE: PartShape((hidden,))} if self.streams.scales else {}
+        if rank:
+            parts |= {Part.LAUREL_IN: PartShape((rank, hidden)), Part.LAUREL_OUT: PartShape((hidden, rank))}
+            parts[Part.LAUREL_NORM] = self.norm.shape(hidden)
         return parts
 
     def _transform_parts(self, layer: LayerSpec) -> dict[Part, PartShape]:
@@ -425,6 +463,25 @@ def _check_mixed(spec: DecoderSpec) -> None:
     if spec.layer_inputs is not None and (spec.layer_inputs.size % 16 or not spec.mlp.gated):
         wanted = "a multiple of 16, in a model with gated MLPs"  # engines read 16 numbers at once
         raise CheckpointError("size of layer inputs", spec.layer_inputs.size, wanted)
+
+
+def _check_streams(spec: DecoderSpec) -> None:
+    """Raise unless each layer is attention and then an MLP, if the model has streams, LAuReL or thresholds of gates."""
+    thresholds = any(layer.gate_threshold is not None for layer in spec.layers)
+    if spec.streams is None and not spec.laurel_rank and not thresholds:
+        return
+    layers = all(
+        layer.attends and layer.transforms and not (layer.sparse or layer.recurrent or layer.norms_after)
+        for layer in spec.layers
+    )
+    is_other = spec.parallel or spec.attention.latent is not None or spec.is_bounded or not spec.mlp.gated
+    if not layers or is_other:
+        found, allowed = "AltUp, LAuReL or thresholds of gates", "attention, then a gated MLP, in each layer"
+        raise CheckpointError("layers", found, allowed)
+    if spec.laurel_rank and not (spec.norm_before and all(layer.attention_norm for layer in spec.layers)):
+        raise CheckpointError("LAuReL", "without a norm before attention", "one in each layer")
+    if spec.streams is not None and (spec.layer_inputs is None or spec.layer_scale or spec.deep_rows):
+        raise CheckpointError("AltUp", "without inputs of layers, or with scales", "inputs of layers, and no scales")
 
 
 def _is_plain(spec: DecoderSpec, layer: LayerSpec) -> bool:

@@ -113,9 +113,9 @@ def _text_spec(config: ConfigFile, max_length: int | None) -> DecoderSpec:
         embedding_scale=spec.hidden_size**0.5,
         logit_soft_cap=config.number("final_logit_softcapping") if config.is_set("final_logit_softcapping") else None,
         layer_scale=True,
-        ignored_tensors=spec.ignored_tensors | _unused(layers),
+        ignored_tensors=spec.ignored_tensors | unused_keys(layers),
     )
-    return _with_layer_inputs(config, _with_experts(config, spec) if config.flag("enable_moe_block", False) else spec)
+    return with_layer_inputs(config, _with_experts(config, spec) if config.flag("enable_moe_block", False) else spec)
 
 
 def _layers(config: ConfigFile, max_length: int | None) -> list[LayerSpec]:
@@ -124,7 +124,7 @@ def _layers(config: ConfigFile, max_length: int | None) -> list[LayerSpec]:
     windows[-1] = None  # whatever the settings say
     usual, wide, of_layers = _heads(config)
     values_are_keys = config.flag("attention_k_eq_v", False)
-    owners = _owners(config, windows)
+    owners = key_owners(config, windows)
     width = 2 * config.size("intermediate_size") if config.flag("use_double_wide_mlp", False) else None
     layers = []
     for index, (kept, owner) in enumerate(zip(windows, owners, strict=True)):
@@ -170,7 +170,7 @@ def _heads_in(section: ConfigFile, usual: KVHeads) -> KVHeads:
     )
 
 
-def _owners(config: ConfigFile, windows: Sequence[int | None]) -> list[int | None]:
+def key_owners(config: ConfigFile, windows: Sequence[int | None]) -> list[int | None]:
     """Return the layer whose keys and values each layer attends to; None: its own."""
     first = len(windows) - config.size("num_kv_shared_layers", low=0, high=len(windows) - 1)
     last = {window: layer for layer, window in enumerate(windows[:first])}
@@ -197,19 +197,24 @@ def _with_experts(config: ConfigFile, spec: DecoderSpec) -> DecoderSpec:
     return with_stems(replace(spec, experts=experts, layers=layers), EXPERT_STEMS)
 
 
-def _with_layer_inputs(config: ConfigFile, spec: DecoderSpec) -> DecoderSpec:
+def with_layer_inputs(config: ConfigFile, spec: DecoderSpec, num_tokens: int | None = None) -> DecoderSpec:
+    """Return the spec with inputs for each layer, if the settings have them.
+
+    `num_tokens`: the rows of their table, if the family allows another number than all tokens.
+    """
     size = config.size("hidden_size_per_layer_input", 0, low=0)
     if size == 0:
         return spec
-    if config.size("vocab_size_per_layer_input", spec.vocab_size) != spec.vocab_size:
+    if num_tokens is None and config.size("vocab_size_per_layer_input", spec.vocab_size) != spec.vocab_size:
         raise config.error("vocab_size_per_layer_input", f"vocab_size, which is {spec.vocab_size}")
     padding = config.size("pad_token_id", 0, low=0, high=spec.vocab_size - 1)
     scales = {"embedding_scale": size**0.5, "input_scale": spec.hidden_size**-0.5, "scale": 2**-0.5}
-    inputs = LayerInputsSpec(size, **scales, given_token=padding)
+    rows = None if num_tokens == spec.vocab_size else num_tokens
+    inputs = LayerInputsSpec(size, **scales, given_token=padding, num_tokens=rows)
     return with_stems(replace(spec, layer_inputs=inputs), INPUT_STEMS)
 
 
-def _unused(layers: Sequence[LayerSpec]) -> frozenset[str]:
+def unused_keys(layers: Sequence[LayerSpec]) -> frozenset[str]:
     """Return the names of tensors that checkpoints have for layers with the keys and values of others."""
     stem = LAYER + "self_attn.{name}.weight"
     shared = [index for index, layer in enumerate(layers) if layer.keys_of is not None]

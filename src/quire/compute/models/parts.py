@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Final
 
 
 class NormKind(Enum):
@@ -35,6 +36,12 @@ class Part(Enum):
     LAYER_EMBEDDING = "layer_embedding"
     LAYER_INPUTS = "layer_inputs"
     LAYER_INPUTS_NORM = "layer_inputs_norm"
+    STREAM_IN_1 = "stream_in_1"
+    STREAM_IN_2 = "stream_in_2"
+    STREAM_IN_3 = "stream_in_3"
+    STREAM_NORM = "stream_norm"
+    STREAM_ROUTER = "stream_router"
+    STREAM_PREDICT = "stream_predict"
     ATTENTION_NORM = "attention_norm"
     QUERY = "query"
     KEY = "key"
@@ -44,6 +51,9 @@ class Part(Enum):
     ATTENTION_GATE = "attention_gate"
     OUTPUT = "output"
     SINKS = "sinks"
+    LAUREL_IN = "laurel_in"
+    LAUREL_OUT = "laurel_out"
+    LAUREL_NORM = "laurel_norm"
     QUERY_DOWN = "query_down"
     QUERY_DOWN_NORM = "query_down_norm"
     LATENT = "latent"
@@ -100,13 +110,23 @@ class Part(Enum):
     EXPERT_DOWN = "expert_down"
     AFTER_MLP_NORM = "after_mlp_norm"
     JOINED_MLP_NORM = "joined_mlp_norm"
+    STREAM_CORRECT = "stream_correct"
+    STREAM_SCALE = "stream_scale"
     INPUT_GATE = "input_gate"
     INPUT_OUTPUT = "input_output"
     AFTER_INPUT_NORM = "after_input_norm"
     LAYER_SCALE = "layer_scale"
+    STREAM_OUT_1 = "stream_out_1"
+    STREAM_OUT_2 = "stream_out_2"
+    STREAM_OUT_3 = "stream_out_3"
     FINAL_NORM = "final_norm"
     EMBEDDING_OUT = "embedding_out"
     HEAD = "head"
+
+
+STREAM_INS: Final = (Part.STREAM_IN_1, Part.STREAM_IN_2, Part.STREAM_IN_3)
+STREAM_OUTS: Final = (Part.STREAM_OUT_1, Part.STREAM_OUT_2, Part.STREAM_OUT_3)
+"""The matrices of the streams after the first one (`StreamsSpec`)."""
 
 
 @dataclass(frozen=True, slots=True)

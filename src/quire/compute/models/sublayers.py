@@ -19,6 +19,10 @@ MAX_EXPERTS: Final = 1 << 16
 MAX_AXES: Final = 3
 """Time, height and width."""
 
+NUM_STREAMS: Final = 4
+SHORTEST: Final = 1e-5
+"""The least mean square by which a stream is divided; see `StreamsSpec`."""
+
 
 class Activation(Enum):
     """The non-linearity of the MLP."""
@@ -153,6 +157,7 @@ class LayerInputsSpec:
 
     A row has the numbers of all layers; the norm, LAYER_INPUTS_NORM, is over those of a layer. A row that is given in
     place of a token's embedding takes the place of x, and the row of `given_token` that of the token.
+    `num_tokens`: the rows of the table; later tokens have the row of token 0. None: as many as there are tokens.
     """
 
     size: int
@@ -160,6 +165,25 @@ class LayerInputsSpec:
     input_scale: float
     scale: float
     given_token: int = 0
+    num_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StreamsSpec:
+    """Four residual streams instead of one (AltUp): h0, which the layers change, and three that follow it.
+
+        before the first layer   hi = STREAM_IN_i h0, as long as h0                            i = 1, 2, 3
+        before a layer           pj = hj + the sum of all A[j, i] hi                           A = STREAM_PREDICT w(h0)
+        the layer                computes y from p0
+        after it                 hj = pj + (1 + c[j]) × (y - p0)                               c = STREAM_CORRECT w(y)
+                                 hi = hi + what the layer makes of its input and STREAM_SCALE × h0
+        after the last layer     the mean of h0 and the three STREAM_OUT_i hi, each as long as h0
+
+    w(x) = tanh(STREAM_ROUTER norm(x) / hidden_size) with the norm STREAM_NORM; A is a matrix of 4 × 4, and c has 4
+    numbers. "As long" means: with the same mean square. `scales`: whether there is a STREAM_SCALE.
+    """
+
+    scales: bool = True
 
 
 @dataclass(frozen=True, slots=True)

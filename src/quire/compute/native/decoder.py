@@ -14,7 +14,7 @@ from quire.compute.adapters.places import BY_HEAD
 from quire.compute.arrays import BoolArray, FloatArray, IntArray, Logits
 from quire.compute.models.base import DecoderSpec
 from quire.compute.models.distances import biases_by_distance
-from quire.compute.models.parts import Part
+from quire.compute.models.parts import STREAM_INS, STREAM_OUTS, Part
 from quire.compute.models.recurrent import MambaSpec
 from quire.compute.weights.bfloat16 import narrowed, widened
 from quire.compute.weights.decoder_weights import Parts, PartWeights, WeightReader
@@ -24,7 +24,9 @@ from quire.compute.worker.model_runner import NO_INDICES, StepInputs, StepOutput
 from quire.core.kv_spec import KVCacheSpec
 
 PANEL_WIDTH = 16
-VECTORS = frozenset({Part.SINKS, Part.ROUTER_OFFSET, Part.EXPERT_FACTORS})
+VECTORS = frozenset(
+    {Part.SINKS, Part.ROUTER_OFFSET, Part.EXPERT_FACTORS, Part.STREAM_PREDICT, Part.STREAM_CORRECT, Part.STREAM_SCALE}
+)
 NORMS = frozenset(
     {
         Part.ATTENTION_NORM,
@@ -45,6 +47,8 @@ NORMS = frozenset(
         Part.MAMBA_NORM,
         Part.LAYER_INPUTS_NORM,
         Part.AFTER_INPUT_NORM,
+        Part.STREAM_NORM,
+        Part.LAUREL_NORM,
         Part.ROUTER_NORM,
         Part.EXPERTS_NORM,
         Part.AFTER_EXPERTS_NORM,
@@ -237,7 +241,7 @@ class NativeDecoder:
             biases = biases_by_distance(_as_float32(parts[Part.DISTANCE_BIAS].weight), self.spec.context_length)
             self._decoder.set_vector(Part.DISTANCE_BIAS.value, -1, biases.ravel())
         rest = {Part.EMBEDDING_IN, Part.EMBEDDING_NORM, Part.EMBEDDING_OUT, Part.FINAL_NORM, Part.HEAD}
-        rest |= {Part.LAYER_INPUTS, Part.LAYER_INPUTS_NORM, Part.TOKEN_NORM, Part.STATE_NORM}
+        rest |= {Part.LAYER_INPUTS, Part.LAYER_INPUTS_NORM, Part.TOKEN_NORM, Part.STATE_NORM, *STREAM_INS, *STREAM_OUTS}
         self._set_parts({part: piece for part, piece in parts.items() if part in rest}, -1)
 
     def _set_parts(self, parts: Parts, layer: int, expert: int = -1) -> None:
@@ -252,7 +256,7 @@ class NativeDecoder:
                 self._decoder.set_convolution(layer, np.ascontiguousarray(piece.weight[:, 0].T))
                 continue
             if part in VECTORS:
-                self._decoder.set_vector(part.value, layer, np.ascontiguousarray(piece.weight))
+                self._decoder.set_vector(part.value, layer, np.ascontiguousarray(piece.weight.ravel()))
             elif part is Part.XIELU:
                 self._decoder.set_vector(part.value, layer, xielu_numbers(piece.weight))
             elif part is Part.LAYER_SCALE:

@@ -8,7 +8,7 @@ from quire.compute.adapters.folder import RANK_STEP
 from quire.compute.models.base import DecoderSpec
 from quire.compute.models.parts import NormKind, NormSpec
 from quire.compute.models.recurrent import ConvolutionSpec, DeltaSpec, MambaSpec
-from quire.compute.models.sublayers import ExpertsSpec, LatentSpec, RopeSpec, Scoring
+from quire.compute.models.sublayers import ExpertsSpec, LatentSpec, LayerInputsSpec, RopeSpec, Scoring
 from quire.core.kv_spec import KVCacheSpec
 
 
@@ -47,6 +47,8 @@ def decoder_shape(spec: DecoderSpec, kv_spec: KVCacheSpec, adapter_rank: int = 0
         "logit_scale": spec.logit_scale,
         "logit_soft_cap": spec.logit_soft_cap or 0.0,
         "embedding_scale": spec.embedding_scale,
+        "has_streams": spec.streams is not None,
+        "laurel_rank": spec.laurel_rank,
         "deep_rows": spec.deep_rows,
         "adapter_rank": -(-adapter_rank // RANK_STEP) * RANK_STEP,
         "separator": -1 if spec.separator is None else spec.separator,
@@ -57,8 +59,12 @@ def decoder_shape(spec: DecoderSpec, kv_spec: KVCacheSpec, adapter_rank: int = 0
         **({} if spec.delta is None else {"delta": _delta(spec.delta)}),
         **({} if spec.mamba is None else {"delta": _mamba(spec.mamba, spec.norm)}),
         **({} if spec.convolution is None else {"convolution": _convolution(spec.convolution)}),
-        **({} if spec.layer_inputs is None else {"layer_inputs": asdict(spec.layer_inputs)}),
+        **({} if spec.layer_inputs is None else {"layer_inputs": _layer_inputs(spec.layer_inputs)}),
     }
+
+
+def _layer_inputs(inputs: LayerInputsSpec) -> dict[str, object]:
+    return {**asdict(inputs), "num_tokens": inputs.num_tokens or 0}
 
 
 def _experts(experts: ExpertsSpec | None) -> dict[str, object]:
@@ -158,6 +164,8 @@ def _layers(spec: DecoderSpec, kv_spec: KVCacheSpec, ropes: list[RopeSpec]) -> l
                 "transforms": layer.transforms,
                 "keys_are_values": layer.keys_are_values,
                 "skips_previous": layer.skips_previous,
+                "cuts_gates": layer.gate_threshold is not None,
+                "gate_threshold": layer.gate_threshold or 0.0,
             }
         )
     return layers

@@ -38,6 +38,7 @@ from quire.compute.reference.operations import (
     rotate,
     soft_cap,
 )
+from quire.compute.reference.streams import Streams
 from quire.compute.weights.decoder_weights import DecoderWeights, Parts, PartWeights
 from quire.compute.weights.int4 import KV_ROUNDINGS
 from quire.compute.worker.cache_engine import CacheEngine, LayerCache
@@ -79,20 +80,28 @@ class ReferenceDecoder:
             hidden = self._embed(inputs)  # [num_tokens, hidden_size]
             layer_inputs = self._layer_inputs(hidden, inputs)
             angles = self._angles(inputs)
+            streams = None if self.spec.streams is None else Streams(hidden, self.weights.parts, self.spec.norm)
             before = hidden
             for index, layer in enumerate(self.spec.layers):
                 parts = self.weights.layers[index]
+                hidden = hidden if streams is None else streams.predict(parts)
                 source = before if layer.skips_previous else hidden
                 update = self._attend(source, index, None if layer.rope is None else angles[layer.rope], cache, inputs)
                 before, attended = hidden, hidden if update is None else hidden + update
+                if self.spec.laurel_rank:
+                    attended = self._with_laurel(attended, source, parts)
                 if self.spec.parallel:
                     hidden = attended + self._transform(hidden, index)
                 else:
                     hidden = self._norm(attended, parts, Part.JOINED_ATTENTION_NORM)
                     if layer.transforms:
                         hidden = self._norm(hidden + self._transform(hidden, index), parts, Part.JOINED_MLP_NORM)
+                if streams is not None:
+                    streams.add(self._input_update(streams.correct(hidden, parts), parts, layer_inputs[:, index]))
+                    continue
                 hidden = self._finish_layer(hidden, parts, layer_inputs[:, index])
                 hidden = self._with_deep_rows(hidden, index, inputs)
+            hidden = hidden if streams is None else streams.merged(self.weights.parts)
             hidden = self._norm(hidden, self.weights.parts, Part.FINAL_NORM)
             logits = self._logits(hidden[inputs.logit_indices])
         finite: BoolArray = np.all(np.isfinite(hidden), axis=1)
@@ -162,6 +171,8 @@ class ReferenceDecoder:
         token_ids = inputs.token_ids
         if len(inputs.given):
             token_ids = np.where(inputs.given >= 0, spec.given_token, token_ids)
+        if spec.num_tokens is not None:
+            token_ids = np.where(token_ids < spec.num_tokens, token_ids, 0)
         projected = linear(embedded, parts[Part.LAYER_INPUTS]) * np.float32(spec.input_scale)
         normed = normalize(projected.reshape(shape), parts[Part.LAYER_INPUTS_NORM], self.spec.norm)
         rows = looked_up(parts[Part.LAYER_EMBEDDING], token_ids) * np.float32(spec.embedding_scale)
@@ -171,9 +182,20 @@ class ReferenceDecoder:
     def _finish_layer(self, hidden: FloatArray, parts: Parts, layer_input: FloatArray) -> FloatArray:
         """Return the residual stream after a layer's own input and scale, if the model has them."""
         if Part.INPUT_GATE in parts:
-            inner = gated(linear(hidden, parts[Part.INPUT_GATE]), layer_input, self.spec.mlp.activation)
-            hidden = hidden + self._norm(linear(inner, parts[Part.INPUT_OUTPUT]), parts, Part.AFTER_INPUT_NORM)
+            hidden = hidden + self._input_update(hidden, parts, layer_input)
         return hidden * parts[Part.LAYER_SCALE].weight if Part.LAYER_SCALE in parts else hidden
+
+    def _input_update(self, hidden: FloatArray, parts: Parts, layer_input: FloatArray) -> FloatArray:
+        """Return what a layer makes of its own input."""
+        inner = gated(linear(hidden, parts[Part.INPUT_GATE]), layer_input, self.spec.mlp.activation)
+        return self._norm(linear(inner, parts[Part.INPUT_OUTPUT]), parts, Part.AFTER_INPUT_NORM)
+
+    def _with_laurel(self, attended: FloatArray, hidden: FloatArray, parts: Parts) -> FloatArray:
+        """Return the residual stream after attention, which has read `hidden`, and LAuReL."""
+        rows = self._norm(hidden, parts, Part.ATTENTION_NORM)
+        update = linear(linear(rows, parts[Part.LAUREL_IN]), parts[Part.LAUREL_OUT])
+        both = attended + (rows + self._norm(update, parts, Part.LAUREL_NORM))
+        return both * np.float32(0.5**0.5)
 
     def _angles(self, inputs: StepInputs) -> dict[RopeSpec, Angles]:
         """Return the angles of each kind of rotary positions in the model, once for all layers."""
@@ -218,7 +240,7 @@ class ReferenceDecoder:
         if layer.sparse and self.spec.experts is not None:
             update = experts_output(rows, hidden, self.spec, parts, self.weights.experts[index])
         else:
-            update = mlp_output(rows, self.spec.mlp, parts, DENSE)
+            update = mlp_output(rows, self.spec.mlp, parts, DENSE, layer.gate_threshold)
         return self._norm(update, parts, Part.AFTER_MLP_NORM) * np.float32(self.spec.residual_scale)
 
     def _norm(self, hidden: FloatArray, parts: Parts, part: Part) -> FloatArray:

@@ -18,7 +18,7 @@ from quire.compute.arrays import FloatArray
 from quire.compute.models.base import DecoderSpec
 from quire.compute.models.parts import Part
 from quire.compute.models.sublayers import Activation, ExpertsSpec, MLPSpec, Scoring
-from quire.compute.reference.operations import activate, exponential, gated, linear, normalize, xielu
+from quire.compute.reference.operations import above, activate, exponential, gated, linear, normalize, xielu
 from quire.compute.weights.decoder_weights import Parts
 
 
@@ -36,11 +36,14 @@ SHARED: Final = _Names(Part.SHARED_GATE, Part.SHARED_UP, Part.SHARED_DOWN)
 EXPERT: Final = _Names(Part.EXPERT_GATE, Part.EXPERT_UP, Part.EXPERT_DOWN)
 
 
-def mlp_output(rows: FloatArray, spec: MLPSpec, parts: Parts, names: _Names) -> FloatArray:
-    """Return the MLP of each row: `[num_rows, hidden_size]`."""
+def mlp_output(
+    rows: FloatArray, spec: MLPSpec, parts: Parts, names: _Names, threshold: float | None = None
+) -> FloatArray:
+    """Return the MLP of each row: `[num_rows, hidden_size]`; `threshold`: see `LayerSpec.gate_threshold`."""
     up = linear(rows, parts[names.up])  # [num_rows, intermediate_size]
     if spec.gated:
-        inner = gated(linear(rows, parts[names.gate]), up, spec.activation)
+        gates = linear(rows, parts[names.gate])
+        inner = gated(gates if threshold is None else above(gates, threshold), up, spec.activation)
     elif spec.activation is Activation.XIELU:
         inner = xielu(up, parts[Part.XIELU].weight)
     else:

@@ -90,7 +90,7 @@ def normalize(rows: FloatArray, part: PartWeights, spec: NormSpec) -> FloatArray
     if spec.kind is NormKind.LAYER:
         rows = rows - _mean(rows)
     scale = 1 + part.weight if spec.unit_offset else part.weight
-    length: FloatArray = np.sqrt(_mean(rows * rows) + np.float32(spec.epsilon))
+    length: FloatArray = np.sqrt(mean_square(rows) + np.float32(spec.epsilon))
     normed: FloatArray = scale * (rows / length)
     return normed if part.bias is None else normed + part.bias
 
@@ -102,6 +102,19 @@ def normalize_heads(heads: FloatArray, part: PartWeights, spec: NormSpec, scope:
     if scope is NormScope.EACH_HEAD:
         part = PartWeights(part.weight.reshape(heads.shape[1:]))
     return normalize(heads, part, spec)
+
+
+def above(rows: FloatArray, deviations: float) -> FloatArray:
+    """Return by how much each number is above the mean of its row plus this many standard deviations, at least 0."""
+    mean = _mean(rows)
+    limit = mean + np.sqrt(mean_square(rows - mean)) * np.float32(deviations)
+    found: FloatArray = np.maximum(rows - limit, np.float32(0))
+    return found
+
+
+def mean_square(rows: FloatArray) -> FloatArray:
+    """Return the mean of the squares of each row, `[…, 1]`."""
+    return _mean(rows * rows)
 
 
 def _mean(rows: FloatArray) -> FloatArray:

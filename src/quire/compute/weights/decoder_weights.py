@@ -22,7 +22,7 @@ import numpy as np
 
 from quire.compute.arrays import FloatArray, WeightArray
 from quire.compute.models.base import DecoderSpec
-from quire.compute.models.parts import Part, PartShape, WeightSource
+from quire.compute.models.parts import STREAM_INS, STREAM_OUTS, Part, PartShape, WeightSource
 from quire.compute.weights.bfloat16 import narrowed, widened
 from quire.compute.weights.codes import MADE, Codes, coded, coded_row_bytes
 from quire.compute.weights.weight_file import EVERYTHING, WeightFile
@@ -41,7 +41,8 @@ PRODUCTS: Final = frozenset(
     | {Part.ATTENTION_GATE, Part.DELTA_QUERY, Part.DELTA_KEY, Part.DELTA_VALUE, Part.DELTA_GATE, Part.DELTA_OUTPUT}
     | {Part.MAMBA_GATE, Part.MAMBA_VALUE, Part.MAMBA_KEY, Part.MAMBA_QUERY, Part.MAMBA_OUTPUT}
     | {Part.CONVOLUTION_GATE, Part.CONVOLUTION_VALUE, Part.CONVOLUTION_OUTPUT_GATE, Part.CONVOLUTION_OUTPUT}
-    | {Part.LAYER_INPUTS, Part.INPUT_GATE, Part.INPUT_OUTPUT}
+    | {Part.LAYER_INPUTS, Part.INPUT_GATE, Part.INPUT_OUTPUT, Part.LAUREL_IN, Part.LAUREL_OUT}
+    | {*STREAM_INS, *STREAM_OUTS}
 )
 """The matrices in products, except the router; an embedding that is also the head is another one."""
 
@@ -51,8 +52,10 @@ LOOKED_UP: Final = frozenset({Part.EMBEDDING, Part.LAYER_EMBEDDING})
 OF_LATENTS: Final = frozenset({Part.KEY_UP, Part.VALUE_UP})
 """Matrices that never become codes: queries are multiplied by the columns of KEY_UP."""
 
-ROUTERS: Final = frozenset({Part.ROUTER, Part.SHARED_ROUTER})
-"""Matrices that choose and weigh experts: a small change can send a token to others, so they are not rounded."""
+ROUTERS: Final = frozenset(
+    {Part.ROUTER, Part.SHARED_ROUTER, Part.STREAM_ROUTER, Part.STREAM_PREDICT, Part.STREAM_CORRECT}
+)
+"""Matrices that weigh experts or streams. They are not rounded: a small change can send a token to other experts."""
 
 NOT_MATRICES: Final = frozenset(
     {Part.DELTA_FILTER, Part.MAMBA_FILTER, Part.CONVOLUTION_FILTER, Part.DISTANCE_BIAS},

@@ -48,7 +48,7 @@ BARE: Final = (
     *(".self_attn.sinks", ".mlp.gate.e_score_correction_bias"),
     *(".linear_attn.A_log", ".linear_attn.dt_bias", ".mamba.A_log", ".mamba.dt_bias", ".mamba.D"),
     *(".mixer.A_log", ".mixer.dt_bias", ".mixer.D", ".mixer.gate.e_score_correction_bias"),
-    *(".mlp.moe_statics.e_score_correction_bias", ".layer_scalar"),
+    *(".mlp.moe_statics.e_score_correction_bias", ".layer_scalar", ".altup.correct_output_scale"),
     *(".router.scale", ".router.per_expert_scale", ".feed_forward.expert_bias", ".mlp.expert_bias"),
     *(".block_sparse_moe.e_score_correction_bias", ".mlp.e_score_correction_bias"),
 )

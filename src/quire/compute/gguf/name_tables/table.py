@@ -47,7 +47,7 @@ class NameTable(NamedTuple):
 
     `layer`: those of each layer, after `prefix` and its number. `once`: those outside layers. `experts`: those of each
     expert. `weights`: the parts with a weight whose name does not end in `.weight` → its end; that of `exp_probs_b` is
-    `ExpertsSpec.offset`.
+    `ExpertsSpec.offset`. `stacks`: those outside layers that have several matrices, each with a `number`.
     """
 
     layer: Mapping[str, str] = LAYER
@@ -55,3 +55,4 @@ class NameTable(NamedTuple):
     prefix: str = "model.layers."
     experts: Mapping[str, str] = EXPERTS
     weights: Mapping[str, str] = WEIGHTS
+    stacks: Mapping[str, str] = MappingProxyType({})
