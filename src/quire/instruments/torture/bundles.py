@@ -119,7 +119,7 @@ def _prompts() -> list[Probe]:
 
 
 def _probe(name: str, body: bytes, status: int, fields: dict[str, str] | None = None) -> Probe:
-    return Probe(f"a bundle: {name}", frozenset({status}), IMPORT, body, headers={**BUNDLE, **(fields or {})})
+    return Probe(f"a bundle: {name}", frozenset({status}), IMPORT, body, headers=BUNDLE | (fields or {}), large=True)
 
 
 def _endless(bundle: bytes, server: TortureServer) -> bytes:
