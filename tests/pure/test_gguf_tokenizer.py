@@ -174,7 +174,9 @@ def test_pieces_with_merges_of_a_gemma_3n_of_ollama_and_its_chats(tmp_path: Path
     kinds = [CONTROL] * 4 + [BYTE] * 256 + [NORMAL] * (len(tokens) - 262) + [CONTROL] * 2
     merges = [" ".join(merge) for merge in model["merges"]]
     marks = {"unknown_token_id": 3, "bos_token_id": 2, "eos_token_id": 1, "add_bos_token": True}
-    file = write(tmp_path / "m.gguf", "gpt2", tokens, kinds, "gemma3n", pre="default", merges=merges, **marks)
+    file = write(
+        tmp_path / "m.gguf", "gpt2", tokens, kinds, architecture="gemma3n", pre="default", merges=merges, **marks
+    )
     ours = Tokenizer.open(file, vocab_size=len(tokens))
     for text in [*LINES[:100], *strange_texts(300, 3)]:
         assert ours.encode(text) == [2, *theirs.encode(text).ids]
