@@ -246,6 +246,32 @@ def test_after_some_failures_in_a_row_the_disk_is_off(kept: list[KeptBlock], rea
     assert not loading(memory, memory.request(range(5), name="last"))
 
 
+def test_what_is_forgotten_while_it_is_loaded_does_not_arrive(kept: list[KeptBlock]) -> None:
+    memory = restarted(kept, num_blocks=40)
+    request = memory.request(range(17))
+    assert loading(memory, request)
+    tickets = array("i", [load.ticket for load in memory.changes().transfers.loads])
+    memory.manager.disk.forget(memory.manager.match_prefix(request).known[1])
+    memory.manager.check()
+    assert memory.manager.disk.landings.num_blocks == 3
+    transfers = memory.changes().transfers
+    assert (transfers.drops.tolist(), transfers.voids.tolist()) == ([tickets[1]], [1])
+    memory.manager.note_step(1, 1, TransferOutcome(tickets))
+    memory.manager.check()
+    assert memory.num_hit(range(17)) == 4
+
+
+def test_damaged_blocks_count_as_failures_but_not_those_of_a_bundle(kept: list[KeptBlock]) -> None:
+    memory = restarted(kept, num_blocks=40)
+    assert loading(memory, memory.request(range(17)))
+    end_transfers(memory, "damaged")
+    assert not memory.manager.disk.is_on
+    memory = restarted([])
+    memory.manager.jobs.take("take", "bundle", kept)
+    end_transfers(memory, "damaged")
+    assert memory.manager.disk.is_on
+
+
 def test_a_load_that_succeeds_in_between_counts(kept: list[KeptBlock]) -> None:
     memory = restarted(kept, num_blocks=40)
     for reason in ["failed"] * (MOST_FAILURES - 1) + [""] + ["failed"] * (MOST_FAILURES - 1):

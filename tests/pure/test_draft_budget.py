@@ -313,9 +313,9 @@ def test_what_is_foreseen_is_the_gain_of_guesses_that_are_as_right_as_they_were(
     request.guesser = "draft_model"
     for _ in range(80):
         budget.note_verified(request, 3, 3)
-    budget.foresee(1, [(request, 3)], [3], took_us=15_000)
+    budget.foresee(1, [(request, 3)], [3], took_us=15_000, is_search=True)
     assert budget.foreseen.gain == pytest.approx(4 * 10_000 / (13_000 + 3 * 1_000))
-    budget.foresee(1, [], took_us=11_000)
+    budget.foresee(1, [], took_us=11_000, is_search=True)
     assert budget.foreseen.gain == pytest.approx(50_000 / (16_000 + 10_000))
     assert budget.foreseen.taken_us == 26_000
 

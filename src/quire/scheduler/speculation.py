@@ -316,7 +316,7 @@ class DraftBudget:
         depths: Sequence[int] = (),
         *,
         took_us: int,
-        is_search: bool = True,
+        is_search: bool,
     ) -> None:
         """Add a step of `took_us` to the predictions, by what was known before the step. Mutates.
 
