@@ -110,6 +110,17 @@ def test_a_full_disk_opens_no_slot_and_a_bad_slot_is_never_used_again() -> None:
     books.check()
 
 
+def test_a_use_is_noted_in_constant_time_and_outdated_notes_do_not_pile_up() -> None:
+    books, entry = SlotBooks(4, 1), PrefixEntry(PrefixEntry(None, b"", 1), b"a", 1)
+    books.hold(entry, 0, books.take((), []) or 0)
+    lengths = []
+    for _ in range(1000):
+        books.touch(entry)
+        lengths.append(len(books._leaves))
+    assert lengths[50] > 50
+    assert max(lengths) < 100
+
+
 # ---- rates ----------------------------------------------------------------------------------------------------------
 
 
