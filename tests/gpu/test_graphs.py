@@ -58,6 +58,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
 MIXED = {"num_hidden_layers": 4, "layer_types": [NEAR, FAR, NEAR, FAR], "vocab_size": 126, "eos_token_id": 125}
 """Of a Gemma 4 whose last two layers attend to the keys and values of the first two."""
 MAX_SEQUENCES = 4
+ALL_NAN = pytest.mark.filterwarnings("ignore:All-NaN slice")
+"""The interpreter's warning of a query that is not finite, in a tile whose keys it all sees."""
 
 
 class Run:
@@ -225,6 +227,7 @@ def test_a_chunk_without_draws_replays_none(full: Path, device: str) -> None:
     assert (run.recorder.num_replayed, run.draw_recorder.num_replayed) == (1, 0)
 
 
+@ALL_NAN
 def test_a_replayed_row_whose_numbers_are_not_finite_fails_alone(full: Path, device: str) -> None:
     found = []
     for poisoned in (False, True):
@@ -341,6 +344,7 @@ def test_a_step_without_room_in_the_recording_is_computed(
     assert run.recorder.num_replayed == 2
 
 
+@ALL_NAN
 @pytest.mark.parametrize("records", [False, True])
 def test_halves_of_a_step_keep_their_own_failures(
     records: bool, full: Path, device: str, monkeypatch: pytest.MonkeyPatch
@@ -529,10 +533,10 @@ def test_the_largest_steps_are_as_large_as_they_may_be_and_store_nothing(full: P
     ("context_length", "expected"),
     [
         (256, [256]),
-        (512, [512]),
-        (513, [512, 513]),
-        (4096, [512, 1024, 2048, 4096]),
-        (131_072, [512 << k for k in range(8)] + [131_072]),
+        (512, [257, 512]),
+        (513, [257, 513, 513]),
+        (4096, [257, 513, 1025, 2049, 4096]),
+        (131_072, [(256 << k) + 1 for k in range(9)] + [131_072]),
     ],
 )
 def test_decodes_of_twice_as_many_splits_are_rehearsed(context_length: int, expected: list[int], full: Path) -> None:
