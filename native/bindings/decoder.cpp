@@ -244,6 +244,12 @@ void set_key_centre(Decoder& decoder, int layer, const Array<const float, 1>& ce
 }
 
 EmbeddingRows embedding_of(const Matrix& rows, const std::string& blocks, int size) {
+    if (blocks == "F16") {
+        if (rows.dtype() != nb::dtype<std::uint8_t>() || rows.shape(1) != size * sizeof(std::uint16_t)) {
+            throw std::invalid_argument("rows of F16 are bytes of " + std::to_string(size) + " numbers");
+        }
+        return {.data = rows.data(), .type = StoredType::kBfloat16, .size = size, .is_float16 = true};
+    }
     return {.data = rows.data(), .type = rows_of(rows, blocks).type, .size = size};
 }
 

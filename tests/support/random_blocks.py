@@ -14,12 +14,12 @@ TYPES = {block.name: block for block in BLOCK_TYPES.values()}
 
 
 def blocks_of(kind: str, num_rows: int, width: int = 512) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-    """Return rows of random blocks, and the numbers that they stand for."""
+    """Return rows of random blocks, or of numbers of F16, and the numbers that they stand for."""
     if kind == "E4M3":
         return e4m3_blocks_of(num_rows, width)
     random, block = np.random.default_rng(0), TYPES[kind]
     data = random.integers(0, 256, (num_rows * width // block.size, block.num_bytes), np.uint8)
-    for at in SCALES_AT.get(kind, (0, 2) if CODINGS[kind].minimums else (0,)):
+    for at in SCALES_AT.get(kind, (0, 2) if kind != "F16" and CODINGS[kind].minimums else (0,)):
         data[:, at : at + 2] = random.normal(0, 0.1, (len(data), 1)).astype("<f2").view(np.uint8)
     return data.reshape(num_rows, -1), block.widen(data).reshape(num_rows, width)
 

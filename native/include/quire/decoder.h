@@ -276,11 +276,15 @@ struct LayerWeights {
 struct EmbeddingRows {
     const void* data = nullptr;
     StoredType type = StoredType::kFloat32;
-    int size = 0;  // numbers of a row
+    int size = 0;             // numbers of a row
+    bool is_float16 = false;  // `type` is then bfloat16, which has the same size
 
     std::size_t bytes_of_row() const { return row_bytes(type, size); }
     void look_up(std::int64_t token, float* to) const {
-        widen_row(type, static_cast<const std::byte*>(data) + token * bytes_of_row(), size, to);
+        const std::byte* row = static_cast<const std::byte*>(data) + token * bytes_of_row();
+        if (!is_float16) return widen_row(type, row, size, to);
+        const auto* numbers = reinterpret_cast<const std::uint16_t*>(row);
+        for (int i = 0; i < size; ++i) to[i] = from_float16(numbers[i]);
     }
 };
 

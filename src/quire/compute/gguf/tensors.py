@@ -50,6 +50,9 @@ FLAT: Final = frozenset({"ssm_a", "ssm_d", "ssm_norm"})
 DECAY: Final = "ssm_a"
 """A tensor with -exp(x) of the numbers in Hugging Face."""
 
+TABLE: Final = "model.embed_tokens_per_layer.weight"
+"""Engines look up rows of it, and it may be larger than all matrices together: a copy would take much memory."""
+
 PATCH_DIMENSIONS: Final = 4  # of the matrix of a patch: outputs, colours, height and width
 KEPT_AS: Final = MappingProxyType({"MXFP4": "Q5_0"})
 """Block types that engines get as another type."""
@@ -225,9 +228,13 @@ class GgufTensors:
 
 
 def block_types_of(entries: Mapping[str, GgufEntry]) -> Mapping[str, str]:
-    """Return the types of the matrices of blocks, by name, as engines get them."""
+    """Return the types of the matrices whose bytes engines may take as they are, by name, as engines get them."""
     return MappingProxyType(
-        {name: KEPT_AS.get(entry.dtype, entry.dtype) for name, entry in entries.items() if entry.has_blocks}
+        {
+            name: KEPT_AS.get(entry.dtype, entry.dtype)
+            for name, entry in entries.items()
+            if entry.has_blocks or (entry.dtype == "F16" and name == TABLE)
+        }
     )
 
 

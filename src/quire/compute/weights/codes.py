@@ -128,12 +128,12 @@ def _not_below(scales: FloatArray) -> FloatArray:
 
 
 def coded_row_bytes(kind: str, num_inputs: int) -> int:
-    """Return the bytes of a row in memory, for codes in `MADE` or a GGUF block type.
+    """Return the bytes of a row in memory, for codes in `MADE` or a GGUF type: F16, or one of blocks.
 
     >>> coded_row_bytes("int8_groups", 64), coded_row_bytes("Q4_K", 256)
     (68, 148)
     """
-    return CODINGS[kind].row_bytes(num_inputs)
+    return 2 * num_inputs if kind == "F16" else CODINGS[kind].row_bytes(num_inputs)
 
 
 def in_groups(weights: str) -> str:
