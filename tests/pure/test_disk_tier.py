@@ -229,6 +229,7 @@ def test_loads_that_do_not_pay_are_tried_now_and_then(kept: list[KeptBlock]) -> 
     memory.manager.disk.rates.note_loads(1, 1_000_000)
     were_loaded = [loading(memory, memory.request(range(17), name=f"r{number}")) for number in range(RETRY_EVERY)]
     assert were_loaded == [False] * (RETRY_EVERY - 1) + [True]
+    assert memory.manager.disk.counts["not worth loading"] == RETRY_EVERY
 
 
 def test_loads_hold_a_part_of_the_memory_and_give_it_back(kept: list[KeptBlock]) -> None:
