@@ -96,8 +96,8 @@ REFUSED: dict[str, tuple[str, Any, str]] = {
     ),
     "an endless threshold": ("activation_sparsity_scale", [float("inf")] * 6, r"allowed: a number from 0 to below 1"),
     "no number": ("activation_sparsity_scale", [float("nan")] * 6, r"allowed: a number from 0 to below 1"),
-    "two streams": ("altup__num_inputs", 2, r"altup_num_inputs is 2; allowed: 4, as in all published"),
-    "another stream": ("altup__active_idx", 1, r"altup_active_idx is 1; allowed: 0, as in all published"),
+    "two streams": ("altup__num_inputs", 2, r"altup_num_inputs is 2; allowed: 4, as in the published"),
+    "another stream": ("altup__active_idx", 1, r"altup_active_idx is 1; allowed: 0, as in the published"),
 }
 
 

@@ -30,7 +30,7 @@ from support.spec_models import SPECS
 DENSE = {
     name: spec
     for name, spec in SPECS.items()
-    if spec.experts is None and spec.recurrence is None and name != "mixed-layers"
+    if spec.experts is None and spec.recurrence is None and name not in ("mixed-layers", "streams")
 }
 PARTS = {  # a matrix of a step, and the parts of the model that it is made of
     "query, key, value": (Part.QUERY, Part.KEY, Part.VALUE),

@@ -1427,8 +1427,8 @@ def test_gpt2_and_opt_in_other_forms(tmp_path: Path) -> None:
         *(
             ("gemma-3n-E4B", {"text_config": settings}, message)
             for settings, message in (
-                ({"altup_num_inputs": 2}, "altup_num_inputs is 2; allowed: 4, as in all published models"),
-                ({"altup_active_idx": 1}, "altup_active_idx is 1; allowed: 0, as in all published models"),
+                ({"altup_num_inputs": 2}, "altup_num_inputs is 2; allowed: 4, as in the published models"),
+                ({"altup_active_idx": 1}, "altup_active_idx is 1; allowed: 0, as in the published models"),
                 (
                     {"activation_sparsity_pattern": [0.5]},
                     "allowed: a number from 0 to below 1 for each of the 35 layers",

@@ -60,7 +60,7 @@ struct LayerShape {
     bool transforms = true;        // it has an MLP or experts
     bool keys_are_values = false;  // before norms and positions
     bool skips_previous = false;   // its attention reads what the previous layer, a recurrent one, has read
-    bool cuts_gates = false;       // each gate becomes the part of it above a threshold, or 0
+    bool cuts_gates = false;       // gates count from a threshold on, and are 0 below
     float gate_threshold = 0.0F;   // in standard deviations above the mean of the gates
 };
 

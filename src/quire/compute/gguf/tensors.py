@@ -51,7 +51,7 @@ DECAY: Final = "ssm_a"
 """A tensor with -exp(x) of the numbers in Hugging Face."""
 
 TABLE: Final = "model.embed_tokens_per_layer.weight"
-"""Engines look up rows of it, and it may be larger than all matrices together: a copy would take much memory."""
+"""Engines look up its rows, and it may be larger than all matrices together: a copy would take much memory."""
 
 PATCH_DIMENSIONS: Final = 4  # of the matrix of a patch: outputs, colours, height and width
 KEPT_AS: Final = MappingProxyType({"MXFP4": "Q5_0"})

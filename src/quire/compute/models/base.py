@@ -88,8 +88,8 @@ class LayerSpec:
     states; `transforms`: whether it has an MLP or experts. It has at least one of both. `skips_previous`: its attention
     reads the residual stream as it was before the previous layer, so that states and attention read the same rows.
     `norms_after`: its norms are on the outputs of its sublayers, in a model that has them before sublayers.
-    `gate_threshold`: before the activation, a gate of its MLP becomes the part of it above the mean of all gates plus
-    this many standard deviations, 0 if there is none; None: it stays as it is.
+    `gate_threshold`: before the activation, each gate of its MLP becomes its distance above the mean of all gates plus
+    this many standard deviations, and 0 below that; None: it stays as it is.
     """
 
     window: int | None

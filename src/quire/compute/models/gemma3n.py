@@ -82,7 +82,7 @@ def _text_spec(config: ConfigFile, max_length: int | None) -> DecoderSpec:
     config.refuse("use_bidirectional_attention")
     for field, value in (("altup_num_inputs", NUM_STREAMS), ("altup_active_idx", 0)):
         if config.size(field, low=0) != value:
-            raise config.error(field, f"{value}, as in all published models")
+            raise config.error(field, f"{value}, as in the published models")
     widths = _widths(config, num_layers(config))
     config = ConfigFile(config.where, {**config.fields, "intermediate_size": widths[0]})
     layers = _layers(config, max_length, widths)
