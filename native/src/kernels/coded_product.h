@@ -20,8 +20,8 @@ namespace quire::QUIRE_ISA {
 // A tag for matrices with codes, next to float and std::uint16_t.
 struct Coded {};
 
-// The memory to prefetch while a tile is computed: `pace` is in 1/256 bytes, for each step and panel, and so is the
-// current place. Spread like this, prefetches rarely fill the processor's queue: a full queue drops new ones.
+// The memory to prefetch while a tile is computed: `pace` is in 1/256 bytes, for each step and panel (0: nothing), and
+// so is the current place. Spread like this, prefetches rarely fill the processor's queue: a full queue drops new ones.
 struct CodedFetch {
     const char* from;
     std::size_t reached, pace;
@@ -295,9 +295,11 @@ class BlockProduct<Coded> {
     void add_chunk(const SpanChunk& chunk) {
         const int count = chunk.panels.count;
         const int num_tiles = pieces_of(num_rows_, num_rows_ <= kMostFewRows ? kFewRows : kCodedRows);
-        // All tiles together fetch the next chunk.
+        // All tiles together fetch the next chunk. One tile reads all of a chunk in order: then the processor's own
+        // prefetchers are faster.
         const std::size_t steps = chunk.num_inputs / kStepInputs;
-        CodedFetch fetch = {chunk.next, 0, (chunk.bytes() << 8) / (num_tiles * count * steps)};
+        const bool fetches = num_tiles > 1 || coded_panels(num_rows_) < count;
+        CodedFetch fetch = {chunk.next, 0, fetches ? (chunk.bytes() << 8) / (num_tiles * count * steps) : 0};
         for (int t = 0; t < num_tiles; ++t) {
             const int row = num_rows_ * t / num_tiles, num_rows = num_rows_ * (t + 1) / num_tiles - row;
             for (int p = 0, num_panels; p < count; p += num_panels) {
