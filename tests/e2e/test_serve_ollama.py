@@ -208,6 +208,13 @@ def test_reasoning_that_has_no_switch_stays_on(tmp_path: Path) -> None:
         assert server.post("/api/chat", {"messages": MESSAGES, "think": "high"}).error.startswith("think is not supp")
 
 
+def test_reasoning_of_which_only_the_amount_can_be_chosen_takes_true_and_false(tmp_path: Path) -> None:
+    efforts = THINKS.partition("{% if enable_thinking")[0] + "{{ reasoning_effort }}<think>\n{% endif %}{# </think> #}"
+    with running_server(write_tool_model(tmp_path, efforts)) as server:
+        for think in (False, True, "low"):
+            assert chat(server, think=think, options={"seed": 5, "num_predict": 8})["message"]["thinking"]
+
+
 def test_calls_have_an_object_of_arguments_and_are_answered(thinker: RunningServer) -> None:
     fields: Any = {"tools": TOOLS, "format": WEATHER, "think": False}
     for seed in range(40):

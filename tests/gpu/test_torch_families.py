@@ -22,6 +22,7 @@ NOT_ON_TORCH = (
     "bamba",
     "deepseek",
     "falcon-h1",
+    "gemma3n",
     "glm4-moe-lite",
     "granite4-h",
     "lfm2",

@@ -187,11 +187,11 @@ def _thinking(
     tokenizer = services.model.tokenizer
     known = frozenset[str]() if tokenizer is None else tokenizer.template_variables
     switch = next((name for name in SWITCHES if name in known), None)
-    thinks = form is not None and form.reasoning is not None
+    thinks, has_efforts = form is not None and form.reasoning is not None, "reasoning_effort" in known
     if think is None or (think is False and not thinks):
         return {}, None
-    if think and not thinks and "reasoning_effort" not in known:
+    if think and not thinks and not has_efforts:
         raise unsupported("think", "this model does not reason")
-    if think is False and switch is None:
+    if think is False and switch is None and not has_efforts:  # with efforts (gpt-oss), Ollama ignores true and false
         raise unsupported("think", "the chat template of this model cannot turn reasoning off")
     return {} if switch is None else {switch: bool(think)}, think if isinstance(think, str) else None
