@@ -24,7 +24,6 @@ from quire.compute.models.base import DecoderSpec, LayerSpec
 from quire.compute.models.common import (
     LAYER,
     PREFIX,
-    activation,
     head_dim,
     llama_like,
     mixed_windows,
@@ -34,7 +33,7 @@ from quire.compute.models.common import (
 )
 from quire.compute.models.config_file import MAX_LENGTH, ConfigFile
 from quire.compute.models.gemma2 import STEMS as NORMS
-from quire.compute.models.gemma4 import OTHERS, TEXT, key_owners, unused_keys, with_layer_inputs
+from quire.compute.models.gemma4 import OTHERS, TEXT, gemma4_form, key_owners, unused_keys, with_layer_inputs
 from quire.compute.models.multimodal import TIED, below, text_config, with_other_tensors
 from quire.compute.models.parts import STREAM_INS, STREAM_OUTS, Part
 from quire.compute.models.rope import FULL_BASE, LOCAL_BASE, full_and_sliding_ropes
@@ -86,16 +85,11 @@ def _text_spec(config: ConfigFile, max_length: int | None) -> DecoderSpec:
     widths = _widths(config, num_layers(config))
     config = ConfigFile(config.where, {**config.fields, "intermediate_size": widths[0]})
     layers = _layers(config, max_length, widths)
-    spec = with_stems(with_head_norms(llama_like(config, max_length, layers)), STEMS)
+    spec = gemma4_form(config, with_stems(with_head_norms(llama_like(config, max_length, layers)), STEMS))
     spec = with_layer_inputs(config, spec, config.size("vocab_size_per_layer_input"))
     streams = StreamsSpec(scales=config.flag("altup_correct_scale", True))
     return replace(
         spec,
-        norm_after=True,
-        attention=replace(spec.attention, scale=1.0, value_norm=True),
-        mlp=replace(spec.mlp, activation=activation(config, "hidden_activation", "gelu_pytorch_tanh")),
-        embedding_scale=spec.hidden_size**0.5,
-        logit_soft_cap=config.number("final_logit_softcapping") if config.is_set("final_logit_softcapping") else None,
         streams=streams,
         laurel_rank=config.size("laurel_rank"),
         ignored_tensors=spec.ignored_tensors | unused_keys(layers) | _unused_scales(streams, len(layers)),

@@ -104,18 +104,26 @@ def gemma4_like(config: ConfigFile, defaults: Mapping[str, object], max_length: 
 def _text_spec(config: ConfigFile, max_length: int | None) -> DecoderSpec:
     config.require("use_bidirectional_attention", "vision", None)  # the former concerns images only
     layers = _layers(config, max_length)
-    spec = with_stems(with_head_norms(llama_like(config, max_length, layers)), STEMS)
+    spec = gemma4_form(config, with_stems(with_head_norms(llama_like(config, max_length, layers)), STEMS))
     spec = replace(
         spec,
-        norm_after=True,
-        attention=replace(spec.attention, scale=1.0, value_norm=True, ahead_in_windows=True),
-        mlp=replace(spec.mlp, activation=activation(config, "hidden_activation", "gelu_pytorch_tanh")),
-        embedding_scale=spec.hidden_size**0.5,
-        logit_soft_cap=config.number("final_logit_softcapping") if config.is_set("final_logit_softcapping") else None,
+        attention=replace(spec.attention, ahead_in_windows=True),
         layer_scale=True,
         ignored_tensors=spec.ignored_tensors | unused_keys(layers),
     )
     return with_layer_inputs(config, _with_experts(config, spec) if config.flag("enable_moe_block", False) else spec)
+
+
+def gemma4_form(config: ConfigFile, spec: DecoderSpec) -> DecoderSpec:
+    """Return the spec with the norms, scales, activation and soft cap that Gemma 3n and 4 have."""
+    return replace(
+        spec,
+        norm_after=True,
+        attention=replace(spec.attention, scale=1.0, value_norm=True),
+        mlp=replace(spec.mlp, activation=activation(config, "hidden_activation", "gelu_pytorch_tanh")),
+        embedding_scale=spec.hidden_size**0.5,
+        logit_soft_cap=config.number("final_logit_softcapping") if config.is_set("final_logit_softcapping") else None,
+    )
 
 
 def _layers(config: ConfigFile, max_length: int | None) -> list[LayerSpec]:
