@@ -47,6 +47,13 @@ def test_a_text_is_that_of_a_completion(server: RunningServer) -> None:
     assert old_path["content"] == told["content"]
 
 
+def test_openais_paths_also_stand_without_v1(server: RunningServer) -> None:
+    body = {"model": "guide", "messages": [{"role": "user", "content": PROMPT}], "max_tokens": 4, "temperature": 0}
+    texts = [server.post(f"{root}/chat/completions", body).value["choices"][0]["message"] for root in ("", "/v1")]
+    assert texts[0] == texts[1] and texts[0]["content"]
+    assert server.get("/models").value == server.get("/v1/models").value
+
+
 def test_a_stream_is_the_same_text_in_pieces(server: RunningServer) -> None:
     answer = server.post("/completion", {"prompt": PROMPT, **GREEDY, "stream": True})
     events = [json.loads(line[6:]) for line in answer.body.decode().split("\n\n") if line]

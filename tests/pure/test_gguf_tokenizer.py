@@ -17,6 +17,8 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from quire.compute.gguf.source import GgufFile
 from quire.compute.gguf.tokenizer import SPLITTERS
+from quire.compute.models.config_file import ConfigFile
+from quire.compute.models.generation import GenerationDefaults
 from quire.compute.models.source import ModelFolder
 from quire.core.errors import CheckpointError, InvalidRequestError
 from quire.core.model_files import SPACE_AT_END
@@ -258,6 +260,24 @@ def test_the_end_of_a_message_ends_no_answer_of_gpt_oss_and_solar_open(tmp_path:
         kinds = [1] * begin + [CONTROL] * len(added)
         file = write(tmp_path / f"{path}.gguf", "gpt2", [*TOKENS, *added], kinds, pre="llama-bpe", merges=merges)
         assert file.json_object("generation_config.json") == {"eos_token_id": [begin + end for end in ends]}, path
+
+
+def test_the_makers_sampling_defaults_are_read(tmp_path: Path) -> None:
+    """A file has numbers of 32 bits, and means the decimals that they were written from."""
+    written = {"temp": 0.95, "top_p": 0.8, "min_p": 0.05, "penalty_repeat": 1.05}
+    for last_n, window in ((None, 64), (32, 32), (-1, 0)):
+        writer = gguf.GGUFWriter(tmp_path / f"{window}.gguf", "llama")
+        writer.add_token_list(TOKENS)
+        writer.add_int32("general.sampling.top_k", 20)
+        for name, number in written.items():
+            writer.add_float32(f"general.sampling.{name}", number)
+        if last_n is not None:
+            writer.add_int32("general.sampling.penalty_last_n", last_n)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.close()
+        read = GenerationDefaults.read(ConfigFile.read(GgufFile(tmp_path / f"{window}.gguf"), "generation_config.json"))
+        assert read == GenerationDefaults(0.95, 0.8, 20, 0.05, repetition_penalty=1.05, penalty_window=window)
 
 
 def test_a_call_ends_an_answer_of_gemma_4_and_no_text_has_its_marks_of_images(tmp_path: Path) -> None:

@@ -42,6 +42,9 @@ MAX_BAD_WORD_TOKENS: Final = 32
 USUAL_PENALTY_WINDOW: Final = 64
 """The penalty window of llama.cpp and Ollama for requests that name none."""
 
+WHOLE_TEXT: Final = -1
+"""The number of last tokens with which llama.cpp and Ollama mean penalties over the whole text; 0: no penalties."""
+
 DRAW, TEXT, CHOICES, OWN = Place.DRAW, Place.TEXT, Place.CHOICES, Place.OWN
 
 

@@ -9,13 +9,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final
 
+from quire.compute.gguf.generation import generation_config_of
 from quire.compute.gguf.header import GgufHeader
 from quire.compute.gguf.projector import PairTensors, Projector
 from quire.compute.gguf.settings import config_of, dense_config_of, file_type_of, pooling_config_of
 from quire.compute.gguf.tensors import GgufTensors
 from quire.compute.gguf.tokenizer import tokenizer_config_of, tokenizer_json_of
 from quire.compute.gguf.vision.kinds import own_encoder_of
-from quire.compute.gguf.vocabulary import generation_config_of
 
 POOLING: Final = "1_Pooling/config.json"
 

@@ -8,14 +8,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quire.compute.models.config_file import MAX_LENGTH, ConfigFile
-from quire.core.sampling_params import MAX_STOP_STRING_LENGTH, MAX_STOP_STRINGS
+from quire.core.sampling_params import MAX_STOP_STRING_LENGTH, MAX_STOP_STRINGS, USUAL_PENALTY_WINDOW, WHOLE_TEXT
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationDefaults:
     """Defaults for requests; a field is None if the folder lacks the setting.
 
-    `do_sample` false means temperature 0. A `top_k` of 0 or -1 is off. Only Ollama's store has a `penalty_window`.
+    `do_sample` false means temperature 0. A `top_k` of 0 or -1 is off. Only GGUF files and Ollama's
+    store have a `penalty_window`.
     """
 
     temperature: float | None = None
@@ -48,6 +49,18 @@ class GenerationDefaults:
             penalty_window=_size(config, "penalty_window", low=0),
             stop=_stop(config),
         )
+
+
+def penalty_of(repeat_penalty: object, repeat_last_n: object) -> dict[str, object]:
+    """Return llama.cpp's and Ollama's penalty as settings of generation_config.json; the last tokens are 64 by default.
+
+    >>> penalty_of(1.1, None), penalty_of(1.1, -1), penalty_of(1.1, 0)
+    ({'repetition_penalty': 1.1, 'penalty_window': 64}, {'repetition_penalty': 1.1, 'penalty_window': 0}, {})
+    """
+    if repeat_penalty is None or repeat_last_n == 0:
+        return {}
+    window = USUAL_PENALTY_WINDOW if repeat_last_n is None else 0 if repeat_last_n == WHOLE_TEXT else repeat_last_n
+    return {"repetition_penalty": repeat_penalty, "penalty_window": window}
 
 
 def _size(config: ConfigFile, name: str, low: int) -> int | None:

@@ -21,9 +21,9 @@ from typing import Final
 from quire.compute.gguf.header import is_gguf
 from quire.compute.gguf.source import GgufFile, has_image_encoder, is_later_part
 from quire.compute.models.config_file import GENERATION_CONFIG_FILE
+from quire.compute.models.generation import penalty_of
 from quire.core.errors import CheckpointError, ModelError
 from quire.core.model_files import MAX_SETTINGS_BYTES, read_json_object
-from quire.core.sampling_params import USUAL_PENALTY_WINDOW
 
 PART: Final = r"[A-Za-z0-9][\w.-]{0,95}"
 NAME: Final = re.compile(rf"(?P<path>{PART}(/{PART}){{0,2}})(:(?P<tag>{PART}))?", re.ASCII)
@@ -37,9 +37,6 @@ DEFAULTS: Final = MappingProxyType(
     {"stop": "stop_strings", "temperature": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
 )
 """An Ollama parameter → the setting with the same meaning in generation_config.json."""
-
-WHOLE_TEXT: Final = -1
-"""The value of Ollama's `repeat_last_n` for penalties over the whole text; 0: no penalties."""
 
 SERVICE_STORE: Final = Path("/usr/share/ollama/.ollama/models")
 """Where Ollama keeps models if its Linux installer made it a service."""
@@ -67,11 +64,7 @@ class OllamaModel(GgufFile):
             return found
         params = read_json_object(self.params, MAX_MANIFEST_BYTES)
         found |= {ours: params[theirs] for theirs, ours in DEFAULTS.items() if theirs in params}
-        last_n = params.get("repeat_last_n", USUAL_PENALTY_WINDOW)
-        if "repeat_penalty" in params and last_n != 0:
-            window = 0 if last_n == WHOLE_TEXT else last_n
-            found |= {"repetition_penalty": params["repeat_penalty"], "penalty_window": window}
-        return found
+        return found | penalty_of(params.get("repeat_penalty"), params.get("repeat_last_n"))
 
 
 def find_stored(name: str, home: Path, environ: Mapping[str, str]) -> GgufFile | None:

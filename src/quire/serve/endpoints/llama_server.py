@@ -1,4 +1,4 @@
-"""llama-server's own API: /completion, /infill and /props, and refusals that name an alternative."""
+"""llama-server's own API, OpenAI's paths without /v1, and refusals that name an alternative."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from quire.serve.endpoints.line import answer_text
+from quire.serve.endpoints.openai import chat_completions
+from quire.serve.endpoints.tokens import models as list_models
 from quire.serve.errors import ApiError
 from quire.serve.loading.model_set import ModelSet, names_for
 from quire.serve.render.answer import json_answer
@@ -57,6 +59,8 @@ async def elsewhere(request: Request) -> Response:
 LLAMA_SERVER_ROUTES: Final = (
     Route("/completion", completion, methods=["POST"]),
     Route("/completions", completion, methods=["POST"]),
+    Route("/chat/completions", chat_completions, methods=["POST"]),
+    Route("/models", list_models, methods=["GET"]),
     Route("/infill", infill, methods=["POST"]),
     Route("/props", props, methods=["GET"]),
     *(Route(path, elsewhere, methods=["GET", "POST"]) for path in ELSEWHERE),

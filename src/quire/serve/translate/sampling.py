@@ -11,14 +11,13 @@ from typing import Any, Final
 
 from quire.core.errors import InvalidRequestError
 from quire.core.parameters import Place
-from quire.core.sampling_params import MAX_BIASES, MAX_INT32, USUAL_PENALTY_WINDOW, SamplingParams
+from quire.core.sampling_params import MAX_BIASES, MAX_INT32, USUAL_PENALTY_WINDOW, WHOLE_TEXT, SamplingParams
 from quire.serve.errors import ApiError
 from quire.serve.run.request import Truncation
 from quire.serve.schemas.sampling import TOKEN_ID, ChoiceFields, SamplingFields, names_in
 from quire.serve.services import Services
 
 AS_MANY_AS_FIT: Final = -1
-WHOLE_TEXT: Final = -1
 NO_PENALTIES: Final[Mapping[str, Any]] = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 
 PASSED: Final = tuple(
