@@ -59,7 +59,7 @@ void score_groups(Query* queries, const Part<Key>& part, const PagedKv& kv, int 
                 keys[g] = Each::weights(part.numbers[group + g] + static_cast<std::size_t>(i) * kStepNumbers);
             }
             for (std::size_t line = 0; line < kAtOnce * kStepNumbers * sizeof(Key); line += kLineBytes) {
-                fetch(next + line);
+                prefetch(next + line);
             }
             next += kAtOnce * kStepNumbers * sizeof(Key);
             QUIRE_UNROLLED for (int q = 0; q < kCount; ++q) {
@@ -213,7 +213,7 @@ void add_wide(Query* queries, const Part<Value>& part, int first_step, int end_s
                 }
             }
             const char* next = part.next[group] + at * sizeof(Value);
-            for (int i = 0; i < kWide * kStepNumbers; i += kLineNumbers) fetch(next + i * sizeof(Value));
+            for (int i = 0; i < kWide * kStepNumbers; i += kLineNumbers) prefetch(next + i * sizeof(Value));
             QUIRE_UNROLLED for (int q = 0; q < kCount; ++q) {
                 const auto weight = Each::input(weights + q * kOfQuery + step);
                 QUIRE_UNROLLED for (int w = 0; w < kWide; ++w) sums[q][w] = Each::add(sums[q][w], weight, values[w]);

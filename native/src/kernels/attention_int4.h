@@ -30,7 +30,7 @@ void score_groups(Query* queries, const Part<CachedInt4>& tokens, const PagedKv&
             Ints bytes[kAtOnce];
             QUIRE_UNROLLED for (int g = 0; g < kAtOnce; ++g) {
                 bytes[g] = load_ints(tokens.numbers[group + g] + at);
-                fetch(tokens.next[group + g] + at);
+                prefetch(tokens.next[group + g] + at);
             }
             QUIRE_UNROLLED for (int p = 0; p < kInt4Pairs; ++p) {
                 Ints keys[kAtOnce];
@@ -73,7 +73,7 @@ void add_wide(Query* queries, const Part<CachedInt4>& part, int first_step, int 
         const std::size_t at = static_cast<std::size_t>(step % kGroupSteps * value_stride + d) * kInt4Tokens / 2;
         QUIRE_UNROLLED for (int w = 0; w < kWide; w += 2) {
             const Ints bytes = load_ints(part.numbers[group] + at + w / 2 * kLineBytes);
-            fetch(part.next[group] + at + w / 2 * kLineBytes);
+            prefetch(part.next[group] + at + w / 2 * kLineBytes);
             QUIRE_UNROLLED for (int p = 0; p < kInt4Pairs; ++p) {
                 const Ints values = pairs_of(bytes, p);
                 QUIRE_UNROLLED for (int q = 0; q < kCount; ++q) {

@@ -45,16 +45,13 @@ struct Part {
     const char* next[kGroups];
 };
 
-// Prefetches a cache line.
-inline void fetch(const void* place) { __builtin_prefetch(place, 0, 3); }
-
 // The memory of a tile. A block holds one head after another, so memory is read in long stretches if a few groups are
 // computed for every head before the next groups:
 //
 //     keys 0, 1 of head 0, of head 1, …   keys 2, 3 of head 0, of head 1, …   values 0, 1 of head 0, …   next tile
 //
-// While some groups are read, the next groups in this order are prefetched: they are small enough to stay in the
-// nearest cache until they are needed.
+// While some groups are read, the next groups in this order are prefetched: they are small enough to stay in a
+// near cache until they are needed.
 template <typename Key, typename Value>
 class Tile {
   public:
@@ -102,7 +99,7 @@ class Tile {
             const std::size_t head = at / group_bytes;
             if (head >= static_cast<std::size_t>(num_heads_)) return;
             for (int group = first_; group < least(first_ + 2, end_); ++group) {
-                fetch(reinterpret_cast<const char*>(values_[group]) + head * value_head_bytes_ + at % group_bytes);
+                prefetch(reinterpret_cast<const char*>(values_[group]) + head * value_head_bytes_ + at % group_bytes);
             }
         }
     }
@@ -125,7 +122,7 @@ class Tile {
             part.next[group] = reinterpret_cast<const char*>(of_head(numbers[next_group], next_head));
             if constexpr (kIsWhole<Number>) {
                 part.scales[group] = of_head(scales[group], head);
-                fetch(of_head(scales[next_group], next_head));
+                prefetch(of_head(scales[next_group], next_head));
             }
         }
         return part;

@@ -39,7 +39,6 @@ struct Fetch {
 template <typename Number>
 struct StepWeights {
     static constexpr int kLeastPanels = 1;  // of a tile
-    static constexpr int kLocality = 3;     // of prefetches: the nearest cache
     static constexpr std::size_t kPanelBytes = kPanelWidth * Step<Number>::kInputs * sizeof(Number);
 
     const Number* from;
@@ -61,8 +60,6 @@ struct StepWeights {
 template <>
 struct StepWeights<Compact> {
     static constexpr int kLeastPanels = kGroupPanels;
-    // The second cache. With so few rows memory is the limit, and the nearest cache waits for fewer lines at a time.
-    static constexpr int kLocality = 2;
     static constexpr std::size_t kPanelBytes = kRecordBytes / kGroupPanels;
 
     const std::byte* from;
@@ -91,7 +88,6 @@ struct Step<KeptCompact> : Step<Compact> {};
 template <>
 struct StepWeights<KeptCompact> {
     static constexpr int kLeastPanels = kGroupPanels;
-    static constexpr int kLocality = 3;
     static constexpr std::size_t kPanelBytes = StepWeights<Compact>::kPanelBytes;
 
     StepWeights<Compact> compact;
@@ -175,7 +171,7 @@ void multiply(const Tile<Number>& tile) {
         _Pragma("GCC unroll 2") for (int i = 0; i < kSteps; ++i) step();
         if (pace == 0) continue;
         QUIRE_UNROLLED for (int i = 0; i < kPrefetches; ++i) {
-            __builtin_prefetch(tile.fetch.from + (fetched >> 8), 0, StepWeights<Number>::kLocality);
+            prefetch(tile.fetch.from + (fetched >> 8));
             fetched += pace;
         }
     }

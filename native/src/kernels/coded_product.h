@@ -111,6 +111,9 @@ constexpr int kCodedRows = 3, kFewRows = 1, kMostFewRows = 1;  // gcc 12 takes m
 constexpr int coded_panels(int num_rows) { return num_rows == 1 ? 2 : 1; }
 #endif
 
+// How far ahead of a single row its own chunk is fetched: farther ahead, memory is read more slowly.
+constexpr std::size_t kAheadBytes = 1024;
+
 // The lines of codes from a panel on; in bytes from one to the next.
 struct CodeLines {
     const std::byte* first;
@@ -213,7 +216,7 @@ void multiply_codes(const CodedTile& tile) {
                 at += line_bytes;
                 reached += kPanels * kSteps * tile.fetch.pace;
                 for (; fetched < reached >> 8; fetched += kLineBytes) {
-                    __builtin_prefetch(tile.fetch.from + fetched, 0, 3);
+                    prefetch(tile.fetch.from + fetched);
                 }
                 QUIRE_UNROLLED for (int s = 0; s < kSteps; ++s) {
                     QUIRE_UNROLLED for (int r = 0; r < kRows; ++r) {
@@ -295,11 +298,14 @@ class BlockProduct<Coded> {
     void add_chunk(const SpanChunk& chunk) {
         const int count = chunk.panels.count;
         const int num_tiles = pieces_of(num_rows_, num_rows_ <= kMostFewRows ? kFewRows : kCodedRows);
-        // All tiles together fetch the next chunk. One tile reads all of a chunk in order: then the processor's own
-        // prefetchers are faster.
         const std::size_t steps = chunk.num_inputs / kStepInputs;
-        const bool fetches = num_tiles > 1 || coded_panels(num_rows_) < count;
-        CodedFetch fetch = {chunk.next, 0, fetches ? (chunk.bytes() << 8) / (num_tiles * count * steps) : 0};
+        CodedFetch fetch = {chunk.next, 0, (chunk.bytes() << 8) / (num_tiles * count * steps)};
+        // All tiles together fetch the next chunk. One tile reads all of a chunk in order: then the processor's own
+        // prefetchers are faster, but they fall behind a single row, which needs a line every few cycles.
+        if (num_tiles == 1 && coded_panels(num_rows_) >= count) {
+            fetch.from = reinterpret_cast<const char*>(chunk.stored()) + kAheadBytes;
+            if (num_rows_ > 1) fetch.pace = 0;
+        }
         for (int t = 0; t < num_tiles; ++t) {
             const int row = num_rows_ * t / num_tiles, num_rows = num_rows_ * (t + 1) / num_tiles - row;
             for (int p = 0, num_panels; p < count; p += num_panels) {
