@@ -1,4 +1,4 @@
-"""Masks by other processes: what is dear holds nobody else up and has an end, and a process that dies costs no text."""
+"""Masks by other processes: what is expensive holds nobody else up and has an end, and a process that dies costs no text."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LIBRARY = byte_level()
 ENDS = frozenset([LIBRARY.token_to_id("<|endoftext|>")])
 VOCABULARY = vocabulary_of(LIBRARY, eos_token_ids=ENDS)
 AMBIGUOUS = "start: s\ns: s t | t s | s s | u s | s u | W\nt: s s | t t | W\nu: t s | s t | u u | W\nW: /[a-z ]/"
-DEAR = Grammar("lark", AMBIGUOUS, owner="dear")
+EXPENSIVE = Grammar("lark", AMBIGUOUS, owner="expensive")
 CHEAP = replace(Grammar.regex("[a-z]{1,200}"), owner="cheap")
 LETTERS = LIBRARY.encode("thequickbrownfoxjumpsoverthelazydog" * 6).ids
 LONG_S = 60.0
@@ -90,7 +90,7 @@ def expected_masks(num_tokens: int) -> list[bytes]:
 
 
 def test_a_text_that_takes_too_much_fails_and_says_so(service: MaskService) -> None:
-    text = service.follow(DEAR)
+    text = service.follow(EXPENSIVE)
     assert len(write_on(service, text, len(LETTERS))) < len(LETTERS)
     assert "too expensive to follow" in text.failure
     service.ask(text)
@@ -118,16 +118,16 @@ def test_only_where_masks_are_cheap_is_anything_foreseen(monkeypatch: pytest.Mon
 def test_others_get_their_masks_while_one_is_being_made(clock: AdjustableClock) -> None:
     service = MaskService(VOCABULARY, limits=GrammarLimits(text_s=600.0), clock=clock)  # nothing ends it here
     try:
-        dear, cheap = service.follow(DEAR), service.follow(CHEAP)
-        own = service.follow(replace(CHEAP, owner=DEAR.owner))
-        dear.tokens += LETTERS[:180]
-        service.ask(dear)  # minutes
+        expensive, cheap = service.follow(EXPENSIVE), service.follow(CHEAP)
+        own = service.follow(replace(CHEAP, owner=EXPENSIVE.owner))
+        expensive.tokens += LETTERS[:180]
+        service.ask(expensive)  # minutes
         assert write_on(service, cheap, 20) == expected_masks(20)
-        assert dear.is_awaited
-        while not service.is_dear(dear):  # it takes more than a quick worker allows
-            service.wait([dear], 0.01)
+        assert expensive.is_awaited
+        while not service.is_dear(expensive):  # it takes more than a quick worker allows
+            service.wait([expensive], 0.01)
         assert write_on(service, own, 20) == expected_masks(20)  # of the same tenant
-        assert dear.is_awaited and service.is_dear(dear) and not service.is_dear(own)
+        assert expensive.is_awaited and service.is_dear(expensive) and not service.is_dear(own)
         nicenesses = sorted(os.getpriority(os.PRIO_PROCESS, each) for each in processes_of(service))
         assert nicenesses[-1] == DEAR_NICENESS and nicenesses[0] < DEAR_NICENESS
     finally:
@@ -167,13 +167,13 @@ def test_a_process_that_dies_costs_no_text(service: MaskService, num_known: int)
 def test_a_text_fails_if_its_slow_processes_are_killed_again_and_again() -> None:
     service = MaskService(VOCABULARY, limits=GrammarLimits(text_s=600.0))  # time does not end it
     try:
-        text, failures = service.follow(DEAR), []
+        text, failures = service.follow(EXPENSIVE), []
         text.tokens += LETTERS[:180]
         service.ask(text)
         for number in range(1, MAX_DEATHS + 1):
             while text.num_deaths < number:
                 service.wait([text], 0.01)
-                slow = service._workers.get((DEAR.owner, True))
+                slow = service._workers.get((EXPENSIVE.owner, True))
                 for process in processes_of(service) if slow is not None and slow.has_begun else ():
                     os.kill(process, signal.SIGKILL)
             failures.append(bool(text.failure))
@@ -234,10 +234,10 @@ def test_texts_fail_where_no_process_can_be_started(monkeypatch: pytest.MonkeyPa
 
 def test_closing_ends_all_processes(service: MaskService) -> None:
     write_on(service, service.follow(CHEAP), 1)
-    dear = service.follow(DEAR)
-    dear.tokens += LETTERS[:180]
-    service.ask(dear)
-    service.wait([dear], 0.5)
+    expensive = service.follow(EXPENSIVE)
+    expensive.tokens += LETTERS[:180]
+    service.ask(expensive)
+    service.wait([expensive], 0.5)
     processes = processes_of(service)
     processes += {_parent(process) for process in processes}
     service.close()

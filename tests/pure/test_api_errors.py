@@ -235,9 +235,9 @@ ANSWERS: Mapping[str, tuple[ApiError, int, str, str | None, str | None, dict[str
         "the request failed in the engine: the tokenizer is broken",
     ),
     "grammar_exhausted": (
-        errors.grammar_exhausted("its grammar is too dear", "tools"),
+        errors.grammar_exhausted("its grammar is too expensive", "tools"),
         *(400, "invalid_request_error", "invalid_value", "tools", {}),
-        "its grammar is too dear; use a simpler one",
+        "its grammar is too expensive; use a simpler one",
     ),
     "generation_aborted": (
         errors.generation_aborted(),

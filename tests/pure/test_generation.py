@@ -147,8 +147,8 @@ def test_what_one_step_of_the_engine_yields_comes_together() -> None:
         ),
         (ended(reason="abort"), 500, "aborted", "the request was aborted"),
         (
-            ended(reason="error", error=f"{CANNOT_HOLD}: too dear"),
-            *(400, "invalid_value", f"{CANNOT_HOLD}: too dear; use a simpler one"),
+            ended(reason="error", error=f"{CANNOT_HOLD}: too expensive"),
+            *(400, "invalid_value", f"{CANNOT_HOLD}: too expensive; use a simpler one"),
         ),
     ],
 )

@@ -310,3 +310,22 @@ def test_a_request_that_is_aborted_while_it_waits_for_its_adapter_never_reaches_
         assert len(room.streams) == 0
 
     run(work())
+
+
+def test_a_request_that_waits_for_its_adapter_learns_that_the_engine_has_failed() -> None:
+    async def work() -> None:
+        room = Room()
+        facts = AdapterFacts("/x", "x", 4, 100, "")
+        adapters = AdapterSet({"x": facts}, lambda folder: facts, 100)
+        adapters._loaded.clear()
+        room.streams.hold_adapters(adapters, lambda: EngineStats(adapters={}))
+        asked = prepared("r")
+        asked = replace(asked, request=replace(asked.request, scope=CacheScope(adapter="x")))
+        reader = asyncio.create_task(read(room.streams.deltas(asked), []))
+        await until(lambda: bool(room.link.commands))
+        room.streams.lose("it is gone")
+        with pytest.raises(ExecutionError, match="it is gone"):
+            await asyncio.wait_for(reader, 30)
+        assert len(room.streams) == 0
+
+    run(work())

@@ -23,6 +23,7 @@ from quire.core.errors import ExecutionError
 from quire.engine.client import EngineLink, SequenceUpdate
 from quire.engine.outputs import RequestDelta, RequestOutput
 from quire.engine.process.adapter_set import AdapterSet, Stats
+from quire.engine.records.stats import EngineStats
 from quire.engine.text.output_processor import Condemn, OutputProcessor, PreparedRequest, RequestText
 from quire.engine.text.tokenizer import Tokenizer
 
@@ -34,6 +35,11 @@ class _Stream:
     shown_id: str
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     failure: str = ""
+
+    def require_engine(self) -> None:
+        """Raise if the engine has failed."""
+        if self.failure:
+            raise ExecutionError(self.failure)
 
 
 class RequestStreams:
@@ -103,9 +109,8 @@ class RequestStreams:
         self._streams[request.request_id] = stream
         held = None
         try:
-            held = await self._held(prepared.request.scope.adapter)
-            if stream.failure:
-                raise ExecutionError(stream.failure)
+            held = await self._held(prepared.request.scope.adapter, stream)
+            stream.require_engine()
             if not request.finished:  # else it was aborted while it waited for its adapter
                 self._link.send(prepared.request)
             finished = False
@@ -113,8 +118,8 @@ class RequestStreams:
                 await stream.changed.wait()
                 stream.changed.clear()
                 finished = request.finished
-                if stream.failure and not finished:
-                    raise ExecutionError(stream.failure)
+                if not finished:
+                    stream.require_engine()
                 yield request
         finally:
             del self._streams[request.request_id]
@@ -122,9 +127,17 @@ class RequestStreams:
             if held is not None and self._adapters is not None:
                 self._adapters[0].release(held, self._link.send)
 
-    async def _held(self, digest: str) -> AdapterFacts | None:
+    async def _held(self, digest: str, stream: _Stream) -> AdapterFacts | None:
         """Wait until the engine has a request's adapter, and return it; None: no adapter, or an unknown one."""
-        facts = None if not digest or self._adapters is None else self._adapters[0].facts_of(digest)
-        if facts is not None and self._adapters is not None:
-            await self._adapters[0].hold(facts, self._link.send, self._adapters[1])
+        if not digest or self._adapters is None:
+            return None
+        adapters, stats = self._adapters
+
+        def stats_of_engine() -> EngineStats:
+            stream.require_engine()
+            return stats()
+
+        facts = adapters.facts_of(digest)
+        if facts is not None:
+            await adapters.hold(facts, self._link.send, stats_of_engine)
         return facts

@@ -40,7 +40,7 @@ def cohere_rerank_request(fields: CohereRerankRequest, services: Services) -> Ge
     """
     made, context = rerank_request(fields, services), services.model.limits.max_model_len
     if fields.max_tokens_per_doc is not None and fields.max_tokens_per_doc < context:
-        allowed = f"{context} or more, or not set: a document loses only what the context of {context} tokens lacks"
+        allowed = f"{context} (the context) or more, or not set: a document is only cut to fit into the context"
         raise InvalidRequestError("max_tokens_per_doc", fields.max_tokens_per_doc, allowed)
     can_cut = made.chat is None or services.model.limits.one_step
     return replace(made, truncation=WITHOUT_END) if can_cut and made.truncation is None else made

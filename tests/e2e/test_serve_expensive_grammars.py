@@ -1,4 +1,4 @@
-"""Grammars that are dear to follow, over HTTP: who sends them is told, nobody else notices, and no log shows them."""
+"""Expensive grammars over HTTP: who sends them is told, nobody else notices, and no log shows them."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_it_fails_its_request_once_and_is_known_then_to_that_tenant_alone(server
 
 
 def test_another_tenant_goes_on_meanwhile(make_server: Callable[[float], Any]) -> None:
-    """Nothing ends the dear texts here but their client, who leaves."""
+    """Nothing ends the expensive texts here but their client, who leaves."""
     with make_server(1e6) as server:
         expected = [complete(server, "two", max_tokens=20, **form).value["choices"] for form in FORMS]
         over = threading.Event()
@@ -82,7 +82,7 @@ def test_another_tenant_goes_on_meanwhile(make_server: Callable[[float], Any]) -
             for _ in range(10):
                 found = [complete(server, "two", max_tokens=20, **form).value["choices"] for form in FORMS]
                 assert found == expected
-            assert server.num_under_way, "the dear texts have ended: this was no trial"
+            assert server.num_under_way, "the expensive texts have ended: this was no trial"
         finally:
             over.set()
             thread.join()
