@@ -288,7 +288,7 @@ def test_a_row_that_cannot_go_on_fails_alone() -> None:
     assert 7 not in masks.places
 
 
-def test_a_step_waits_for_dear_masks_only_where_nothing_else_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_waits_for_expensive_masks_only_where_nothing_else_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
     monkeypatch.setattr(
         MaskService, "ask", lambda masks, text, drafts=(), most_forced=0: setattr(text, "asked", (0, ()))

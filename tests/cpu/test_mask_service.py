@@ -1,4 +1,4 @@
-"""Masks by other processes: what is expensive holds nobody else up and has an end, and a process that dies costs no text."""
+"""Masks by other processes: an expensive one holds nobody else up and has an end; a process that dies costs no text."""
 
 from __future__ import annotations
 
@@ -124,17 +124,17 @@ def test_others_get_their_masks_while_one_is_being_made(clock: AdjustableClock) 
         service.ask(expensive)  # minutes
         assert write_on(service, cheap, 20) == expected_masks(20)
         assert expensive.is_awaited
-        while not service.is_dear(expensive):  # it takes more than a quick worker allows
+        while not service.is_expensive(expensive):  # it takes more than a quick worker allows
             service.wait([expensive], 0.01)
         assert write_on(service, own, 20) == expected_masks(20)  # of the same tenant
-        assert expensive.is_awaited and service.is_dear(expensive) and not service.is_dear(own)
+        assert expensive.is_awaited and service.is_expensive(expensive) and not service.is_expensive(own)
         nicenesses = sorted(os.getpriority(os.PRIO_PROCESS, each) for each in processes_of(service))
         assert nicenesses[-1] == DEAR_NICENESS and nicenesses[0] < DEAR_NICENESS
     finally:
         service.close()
 
 
-def test_a_long_text_that_turns_dear_ends_one_quick_worker(service: MaskService) -> None:
+def test_a_long_text_that_turns_expensive_ends_one_quick_worker(service: MaskService) -> None:
     """However cheap its many tokens were: it is not taken for cheap because they are told again."""
     long = Grammar.lark(f"start: /[0-9]{{4000}}/ s\n{AMBIGUOUS.removeprefix('start: s')}")
     text, digit = service.follow(long), LIBRARY.encode("7").ids[0]

@@ -66,7 +66,7 @@ def test_another_tenant_goes_on_meanwhile(make_server: Callable[[float], Any]) -
         expected = [complete(server, "two", max_tokens=20, **form).value["choices"] for form in FORMS]
         over = threading.Event()
 
-        def ask_dearly() -> None:
+        def ask_for_expensive() -> None:
             with server.client(api_key="one") as client:
                 asked: dict[str, Any] = {"temperature": 1, "n": 4, "stream": True, "extra_body": held_to(AMBIGUOUS)}
                 with client.completions.create(model="guide", prompt="a", max_tokens=400, **asked) as stream:
@@ -75,7 +75,7 @@ def test_another_tenant_goes_on_meanwhile(make_server: Callable[[float], Any]) -
                     over.wait(120)
 
         has_begun = threading.Event()
-        thread = threading.Thread(target=ask_dearly)
+        thread = threading.Thread(target=ask_for_expensive)
         thread.start()
         try:
             assert has_begun.wait(60)

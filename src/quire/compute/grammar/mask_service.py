@@ -7,7 +7,7 @@
 A mask cannot be interrupted: even under all limits of llguidance, one has taken 14 seconds. So the process of the steps
 makes no masks. A worker process can be killed, and another one can follow the text again, because its state depends
 only on its tokens. Every tenant has its own workers, so that no tenant waits for another tenant's grammar. Within a
-tenant, cheap grammars do not wait for expensive ones (`is_dear`), which run at the lowest priority.
+tenant, cheap grammars do not wait for expensive ones (`is_expensive`), which run at the lowest priority.
 
 A job has a limit of CPU time. A worker that exceeds it dies, and other workers follow its texts. A text fails if it
 takes more than `GrammarLimits` allow in total, or if slow workers keep dying in its jobs. Time decides only whether and
@@ -63,7 +63,7 @@ class Cost:
     num_answers: int = 0
 
     @property
-    def is_dear(self) -> bool:
+    def is_expensive(self) -> bool:
         """Whether the grammar is too expensive for quick workers."""
         return self.spent_s > self._allowed_s
 
@@ -143,7 +143,7 @@ class MaskService:
         if left_s <= 0:
             text.failure = TOO_DEAR
             return
-        text.limit_s = left_s if worker.is_dear else QUICK_JOB_S
+        text.limit_s = left_s if worker.is_expensive else QUICK_JOB_S
         grammar, new = text.grammar if is_new else None, text.tokens[text.num_sent :]
         self._num_jobs += 1
         text.job, text.num_sent = self._num_jobs, len(text.tokens)
@@ -158,10 +158,10 @@ class MaskService:
         for worker in self._workers.values():
             worker.flush()
 
-    def is_dear(self, text: HeldText) -> bool:
+    def is_expensive(self, text: HeldText) -> bool:
         """Return whether a text's masks are known to be slow. Does not mutate."""
         cost = self._costs.get(text.grammar)
-        return cost is not None and cost.is_dear
+        return cost is not None and cost.is_expensive
 
     def is_cheap(self, text: HeldText) -> bool:
         """Return whether a text's masks are known to be fast. Does not mutate."""
@@ -194,11 +194,11 @@ class MaskService:
     # ---- workers --------------------------------------------------------------------------------------------------
 
     def _worker_for(self, text: HeldText) -> MaskWorker:
-        key = text.grammar.owner, self.is_dear(text)
+        key = text.grammar.owner, self.is_expensive(text)
         worker = self._workers.get(key)
         if worker is None:
             connection = self._parent.fork(DEAR_NICENESS if key[1] else 0)
-            worker = self._workers[key] = MaskWorker(connection, is_dear=key[1], now=self._clock.now())
+            worker = self._workers[key] = MaskWorker(connection, is_expensive=key[1], now=self._clock.now())
         return worker
 
     def _leave_worker(self, text: HeldText) -> None:
@@ -259,7 +259,7 @@ class MaskService:
             self._num_false_starts += 1
         elif culprit is not None:
             self._cost(culprit.grammar).note_death()
-            if worker.is_dear:
+            if worker.is_expensive:
                 culprit.num_deaths += 1
                 is_over = self._clock.now() - worker.since_s >= culprit.limit_s
                 if is_over or culprit.num_deaths >= MAX_DEATHS:

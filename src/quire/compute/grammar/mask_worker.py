@@ -50,15 +50,15 @@ class HeldText:
 class MaskWorker:
     """Sends jobs, and receives answers in the same order. `now` of methods: the time in seconds.
 
-    `is_dear`: for texts with slow masks. `since_s`: the time when the oldest job became the oldest.
+    `is_expensive`: for texts with slow masks. `since_s`: the time when the oldest job became the oldest.
     """
 
-    def __init__(self, connection: socket.socket, *, is_dear: bool, now: float) -> None:
+    def __init__(self, connection: socket.socket, *, is_expensive: bool, now: float) -> None:
         connection.setblocking(False)
         self._connection = connection
         self._outgoing = bytearray()
         self._received = bytearray()
-        self.is_dear = is_dear
+        self.is_expensive = is_expensive
         self.has_begun = False
         self.since_s = now
         self.jobs: dict[int, HeldText] = {}  # sent and unanswered, the oldest first

@@ -43,19 +43,19 @@ DEAR: Final[tuple[tuple[str, str], ...]] = (
 )
 
 
-def dear_grammars(stage: Stage) -> str:
+def expensive_grammars(stage: Stage) -> str:
     """L9: another tenant's texts keep their rate and bits, and the sender of the grammars gets the reason."""
     seconds = 3.0 if stage.is_quick else 15.0
     with stage.serving(KEYED) as server:
         expected = [_text(server, form) for form in TEXTS]
         before = _rates(server, expected, seconds)
         statuses: list[int] = []
-        with _dear_texts(server, statuses):
+        with _expensive_texts(server, statuses):
             beside = _rates(server, expected, 2 * seconds)
         after = _rates(server, expected, seconds)
         require(set(statuses) <= {GIVEN_UP, 200, 400, *TURNED_AWAY}, f"the grammars got {sorted(set(statuses))}")
         for _ in range(2):  # the second time from the cache
-            status = _ask(server, KEY, _dear_body(server, 999_999)).status
+            status = _ask(server, KEY, _expensive_body(server, 999_999)).status
             require(status == 400, f"a grammar that is too expensive got {status}")
         alone = [(first + last) / 2 for first, last in zip(before, after, strict=True)]
         shares = [rate / most for rate, most in zip(beside, alone, strict=True)]
@@ -97,14 +97,14 @@ def _rates(server: TortureServer, expected: Sequence[str], seconds: float) -> li
 
 
 @contextmanager
-def _dear_texts(server: TortureServer, statuses: list[int]) -> Iterator[None]:
+def _expensive_texts(server: TortureServer, statuses: list[int]) -> Iterator[None]:
     """Send requests with expensive grammars in the background; each is new, because a second use is refused at once."""
     over, numbers = threading.Event(), itertools.count()
 
     def ask_on() -> None:
         while not over.is_set():
             try:
-                statuses.append(_ask(server, KEY, _dear_body(server, next(numbers)), timeout_s=PATIENCE_S).status)
+                statuses.append(_ask(server, KEY, _expensive_body(server, next(numbers)), timeout_s=PATIENCE_S).status)
             except OSError:
                 statuses.append(GIVEN_UP)
 
@@ -119,7 +119,7 @@ def _dear_texts(server: TortureServer, statuses: list[int]) -> Iterator[None]:
             thread.join()
 
 
-def _dear_body(server: TortureServer, number: int) -> Form:
+def _expensive_body(server: TortureServer, number: int) -> Form:
     """Return a request with a grammar that is different for each number."""
     kind, text = DEAR[number % len(DEAR)]
     body = {"model": server.model, "prompt": "A block", "max_tokens": 400, "temperature": 1.0, "seed": number}
@@ -131,4 +131,4 @@ def _ask(server: TortureServer, key: str, body: Form, *, timeout_s: float = 120.
     return ask(f"{server.url}/v1/completions", body, headers=headers, timeout_s=timeout_s)
 
 
-GRAMMARS = (Case("L9", "grammars that are expensive to follow", dear_grammars),)
+GRAMMARS = (Case("L9", "grammars that are expensive to follow", expensive_grammars),)

@@ -38,7 +38,7 @@ def sampling_of(fields: SamplingFields, defaults: SamplingParams, **changes: Any
     if fields.logit_bias:
         given["logit_bias"] = _biases(fields.logit_bias)
     if getattr(fields, "use_beam_search", None):
-        # A search ranks texts by the model's own probabilities: of the makers' defaults, only `stop` counts, for one beam.
+        # A search ranks by the model's own probabilities. Of the makers' defaults only `stop` counts, for one beam.
         search = SamplingParams(temperature=0.0, beam_search=True)
         defaults = replace(search, stop=defaults.stop if replace(search, **given).num_beams == 1 else ())
     return replace(defaults, **(given | changes))
