@@ -22,7 +22,7 @@ from support.swaps import noted_swaps
 from support.tiny_checkpoint import write_tiny_llama, write_tiny_qwen3
 from support.tiny_gemma3n import write_tiny_gemma3n
 from support.tiny_gemma4 import write_tiny_gemma4
-from support.tiny_lfm2 import write_tiny_lfm2
+from support.tiny_lfm2 import write_tiny_lfm3
 from support.tiny_recurrent import write_tiny_qwen3_5
 
 SHARED = [(5 * i * i + 3 * i + 1) % 120 for i in range(140)]
@@ -132,7 +132,7 @@ def everywhere(*, with_numbers: str = "", **axes: Iterable[str]) -> pytest.MarkD
 
 
 WRITERS: dict[str, Any] = {
-    **{"llama": write_tiny_llama, "recurrent": write_tiny_qwen3_5, "convolution": write_tiny_lfm2},
+    **{"llama": write_tiny_llama, "recurrent": write_tiny_qwen3_5, "convolution": write_tiny_lfm3},
     **{"mixed": write_tiny_gemma4, "streams": write_tiny_gemma3n},
 }
 

@@ -35,6 +35,7 @@ def adaptable() -> list[str]:
         *("arcee", "ernie4-5-moe", "exaone4", "granite-hybrid", "granite-moe-shared", "hunyuan", "phimoe"),
         *("granite4-h", "nemotron-h", "hunyuan-moe", "youtu", "falcon-h1"),
         *("qwen3-next", "qwen3-5", "qwen3-5-moe", "gemma4", "gemma4-keys", "gemma4-moe", "gemma4-unified", "lfm2"),
+        "lfm3",
     ]
 
 
@@ -54,11 +55,11 @@ def test_logits_are_those_of_peft(name: str, has_root_scale: bool, tmp_path: Pat
     parts = ADAPTED if spec.experts is None else ADAPTED & spec.layer_parts(spec.layers[0]).keys() - OF_MLPS
     if name in CHANGES:
         parts -= {Part.MAMBA_OUTPUT}  # PEFT refuses it for these families
-    modules = sorted({stem.rpartition(".")[2] for stem in adapted_stems(spec, parts)})
+    modules = sorted({stem.rpartition(".")[2] for stem in adapted_stems(spec, parts)})  # g_proj: LFM3's other name
     parameters = [] if spec.experts is None else ["experts.gate_up_proj", "experts.down_proj"]
     torch.manual_seed(5)
     config = peft.LoraConfig(
-        **{"r": 6, "lora_alpha": 9, "target_modules": modules, "target_parameters": parameters or None},
+        **{"r": 6, "lora_alpha": 9, "target_modules": [*modules, "g_proj"], "target_parameters": parameters or None},
         init_lora_weights=False,
         **{"use_rslora": has_root_scale, "rank_pattern": {modules[0]: 3}, "alpha_pattern": {modules[-1]: 4}},
     )

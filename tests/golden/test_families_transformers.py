@@ -328,6 +328,14 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "lfm2-moe",
         {"norm_topk_prob": False, "use_expert_bias": False, "num_dense_layers": 0, "layer_types": ["conv"] * 2 + [FAR]},
     ),
+    "lfm3-plain": (
+        "lfm3",
+        {
+            **{"use_sandwich_norm": False, "use_attention_gate": False, "conv_L_cache": 3, "norm_eps": 1e-6},
+            **{"layer_types": [NEAR, "conv", FAR], "num_hidden_layers": 3, "tie_word_embeddings": False},
+            "rope_parameters": None,
+        },
+    ),
     "gemma4-unified-eye": ("gemma4-unified-eye", {}),
     "gemma4-pattern": (
         "gemma4",

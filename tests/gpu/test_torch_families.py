@@ -26,6 +26,7 @@ NOT_ON_TORCH = (
     "glm4-moe-lite",
     "granite4-h",
     "lfm2",
+    "lfm3",
     "minicpm3",
     "mamba2",
     "nemotron-h",

@@ -182,6 +182,16 @@ PUBLISHED: dict[str, tuple[dict[str, object], int]] = {
         },
         8_053_338_240,
     ),
+    "LFM3-1.7B": (
+        {
+            **{"architectures": ["Lfm3ForCausalLM"], "model_type": "lfm3", "vocab_size": 128_000, "hidden_size": 2048},
+            **{"intermediate_size": 7680, "num_hidden_layers": 24, "num_attention_heads": 16, "head_dim": 128},
+            **{"num_key_value_heads": 4, "max_position_embeddings": 128_000, "norm_eps": 1e-5, "sliding_window": 256},
+            **{"conv_L_cache": 7, "conv_bias": False, "attention_bias": False, "tie_word_embeddings": True},
+            **{"use_sandwich_norm": True, "use_attention_gate": True, "eos_token_id": 124_900},
+        },
+        1_728_801_536,
+    ),
     "MiniMax-M2": (
         {
             **{"architectures": ["MiniMaxM2ForCausalLM"], "attn_type_list": [1] * 62, "head_dim": 128},
@@ -1082,6 +1092,7 @@ def test_every_family_is_listed_and_each_module_is_there() -> None:
         ("gemma-3-1b", {"sliding_window_pattern": 2}, {0: 512, 1: None, 25: None}),
         ("gemma-3-4b", {}, {4: 1024, 5: None}),
         ("gemma-3n-E2B", {}, {0: 512, 3: 512, 4: None, 20: 512, 29: None}),
+        ("LFM3-1.7B", {}, {0: None, 2: None, 4: 256, 6: None, 8: 256, 20: 256, 22: None}),
         ("gemma-3n-E4B", {"text_config": {}}, {0: 512, 4: None, 33: 512, 34: None}),
         ("Phi-3-mini-4k", {}, {0: 2047, 31: 2047}),
         ("Phi-3-mini-4k", {"sliding_window": None}, {0: None}),
@@ -1424,6 +1435,10 @@ def test_gpt2_and_opt_in_other_forms(tmp_path: Path) -> None:
             "tie_word_embeddings is False; allowed: null, or the value in text_config",
         ),
         ("gemma-3-4b", {"text_config": 3}, "text_config is 3; allowed: an object"),
+        ("LFM3-1.7B", {"attention_bias": True}, "attention_bias is True; allowed: false"),
+        ("LFM3-1.7B", {"conv_bias": True}, "conv_bias is True; allowed: false"),
+        ("LFM3-1.7B", {"sliding_window": None}, "sliding_window is None; allowed: an integer"),
+        ("LFM3-1.7B", {"layer_types": ["conv"] * 23}, "allowed: 24 of full_attention, sliding_attention, conv"),
         *(
             ("gemma-3n-E4B", {"text_config": settings}, message)
             for settings, message in (
@@ -1920,6 +1935,7 @@ def test_parts_of_one_tensor_must_fill_it() -> None:
 @pytest.mark.parametrize("name", SPECS)
 def test_the_bytes_of_the_weights_are_those_of_the_tensors(name: str) -> None:
     rounded = exact = 0
+    repeats = {part.value: source.repeats for part, source in SPECS[name].sources.items()}
     for tensor, shape in expected_tensors(SPECS[name]).items():
         # Only matrices are rounded, and not those that choose and weigh experts.
         exact_ones = {
@@ -1935,7 +1951,8 @@ def test_the_bytes_of_the_weights_are_those_of_the_tensors(name: str) -> None:
             "stream_correct",
         }
         narrow = len(shape) > 1 and not exact_ones & set(tensor.split("."))
-        rounded += (2 if narrow else 4) * math.prod(shape)
-        exact += 4 * math.prod(shape)
+        numbers = math.prod(shape) * repeats.get(tensor.split(".")[1], 1)
+        rounded += (2 if narrow else 4) * numbers
+        exact += 4 * numbers
     assert weight_bytes(SPECS[name]) == exact
     assert weight_bytes(SPECS[name], "bfloat16") == rounded

@@ -137,7 +137,7 @@ class DenseOracle:
         source = self.spec.sources[part]
         first = source.first_row
         if [each.stem for each in self.spec.sources.values()].count(source.stem) == 1:
-            return slice(None)
+            return slice(None) if source.repeats == 1 else np.arange(heads) // source.repeats
         if source.run:
             turns = np.arange(sizes[part] // source.run)[:, None] * source.period
             return (turns + np.arange(first, first + source.run)).ravel()

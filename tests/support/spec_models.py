@@ -376,9 +376,14 @@ SPECS = {
         mamba=MambaSpec(*(8, 2, 32, 112), filter_width=3, norm=NormSpec(NormKind.RMS, 1e-5)),
         experts=ExpertsSpec(4, experts_per_token=2, intermediate_size=16, normalize_weights=True, shared_size=16),
     ),
-    # Short convolutions next to attention.
+    # Short convolutions next to attention with a window, whose gate is one number for each head.
     "convolution": replace(
-        PLAIN, layers=(RECURRENT, FULL, RECURRENT, RECURRENT), convolution=ConvolutionSpec(96, 3), norm_after=True
+        PLAIN,
+        attention=replace(PLAIN.attention, gated=True),
+        layers=(RECURRENT, FULL, RECURRENT, NEAR),
+        convolution=ConvolutionSpec(96, 3),
+        norm_after=True,
+        sources=SOURCES | {Part.ATTENTION_GATE: WeightSource(_stem(Part.ATTENTION_GATE), repeats=16)},
     ),
     # Layers with other heads, with keys that are also the values, and with the keys of others; inputs for each layer.
     "mixed-layers": replace(

@@ -1,4 +1,4 @@
-"""A tiny LFM2: six short convolutions and two layers with attention, with random weights."""
+"""A tiny LFM2: six short convolutions and two layers with attention, with random weights. And LFM3, with windows."""
 
 from __future__ import annotations
 
@@ -17,3 +17,9 @@ CONFIG: dict[str, object] = {
 def write_tiny_lfm2(folder: Path, **settings: object) -> Path:
     """Write the model's folder and return it. `settings` replace fields of config.json."""
     return write_model_of(folder, {**CONFIG, **settings})
+
+
+def write_tiny_lfm3(folder: Path) -> Path:
+    """Write the folder of an LFM3 and return it: full attention in two layers, a window in one, five convolutions."""
+    windows = {"sliding_window": 24, "head_dim": 16}
+    return write_tiny_lfm2(folder, architectures=["Lfm3ForCausalLM"], conv_L_cache=7, **windows)

@@ -196,6 +196,16 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
             **{"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "routed_scaling_factor": 1.5},
         },
     ),
+    "lfm3": (
+        "Lfm3",
+        {
+            **{**SIZES, "num_hidden_layers": 5, "head_dim": 16, "conv_L_cache": 7, "sliding_window": 24},
+            "rope_parameters": {
+                NEAR: {"rope_type": "default", "rope_theta": 1e4},
+                FAR: {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.5},
+            },
+        },
+    ),
     "phi3": (
         "Phi3",
         {

@@ -41,8 +41,8 @@ PREFIXES: Final = (
 )
 """Prefixes of the layers' names, which depend on the release and on how a model was opened for training."""
 
-OLD_EXPERTS: Final = (".block_sparse_moe.", ".mlp.")
-"""The name of a module in the checkpoints of some families, and in transformers from release 5 on."""
+OTHER_NAMES: Final = ((".block_sparse_moe.", ".mlp."), (".self_attn.g_proj", ".self_attn.gate_proj"))
+"""Names of modules that checkpoints and transformers, from release 5 on, do not share in some families."""
 
 INNER: Final = ".base_layer"
 FUSED: Final = ".kv_b_proj"
@@ -51,7 +51,10 @@ SPLIT_KEY: Final = ".k_b_proj"
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A matrix of the model, `[num_outputs, num_inputs]`: the rows `rows` of the outputs of its module, × `factor`."""
+    """A matrix of the model, `[num_outputs, num_inputs]`: the rows `rows` of the outputs of its module, × `factor`.
+
+    `repeats`: how many rows in turn are the same row of the module.
+    """
 
     layer: int
     part: Part
@@ -60,6 +63,7 @@ class Place:
     num_inputs: int
     rows: slice | list[int]
     factor: float = 1.0
+    repeats: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +105,8 @@ def bare_name(module: str) -> str:
     >>> bare_name("model.language_model.layers.0.mlp.up_proj"), bare_name("transformer.h.0.attn.c_attn")
     ('layers.0.mlp.up_proj', 'h.0.attn.c_attn')
     """
-    module = module.replace(*OLD_EXPERTS)
+    for other, name in OTHER_NAMES:
+        module = module.replace(other, name)
     return next((module.removeprefix(prefix) for prefix in PREFIXES if module.startswith(prefix)), module)
 
 
@@ -110,7 +115,10 @@ def modules_of(spec: DecoderSpec) -> Mapping[str, Sequence[Module]]:
     places: dict[str, list[Place]] = {}
     for stem, place in places_of(spec):
         places.setdefault(bare_name(stem), []).append(place)
-    modules = {name: [Module(found, sum(place.num_outputs for place in found))] for name, found in places.items()}
+    modules = {
+        name: [Module(found, sum(place.num_outputs // place.repeats for place in found))]
+        for name, found in places.items()
+    }
     for name, each in _parameters(spec):
         modules.setdefault(name, []).append(each)
         modules.setdefault(name + INNER, []).append(each)
@@ -129,7 +137,8 @@ def places_of(spec: DecoderSpec) -> Iterator[tuple[str, Place]]:
         for part, shape, expert in parts:
             if part in adapted:
                 source, (outputs, inputs) = sources[part], shape.weight
-                place = Place(index, part, expert, outputs, inputs, source.rows_of(outputs), source.factor)
+                rows = source.rows_of(outputs)
+                place = Place(index, part, expert, outputs, inputs, rows, source.factor, source.repeats)
                 yield source.stem_of(index, expert), place
 
 

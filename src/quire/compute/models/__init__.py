@@ -83,6 +83,7 @@ FAMILIES: Final = MappingProxyType(
         "Lfm2MoeForCausalLM": "quire.compute.models.lfm2_moe",
         "Idefics3ForConditionalGeneration": "quire.compute.models.idefics3",
         "Lfm2VlForConditionalGeneration": "quire.compute.models.lfm2_vl",
+        "Lfm3ForCausalLM": "quire.compute.models.lfm3",
         "InternVLForConditionalGeneration": "quire.compute.models.internvl",
         "LlamaForCausalLM": "quire.compute.models.llama",
         "Llama4ForCausalLM": "quire.compute.models.llama4",

@@ -5,6 +5,7 @@ The size of the MLP is two thirds of a setting, rounded up to a multiple of anot
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
@@ -32,14 +33,19 @@ STEMS: Final = MappingProxyType(
     {
         Part.ATTENTION_NORM: LAYER + "operator_norm",
         Part.MLP_NORM: LAYER + "ffn_norm",
-        Part.OUTPUT: LAYER + "self_attn.out_proj",
-        Part.QUERY_NORM: LAYER + "self_attn.q_layernorm",
-        Part.KEY_NORM: LAYER + "self_attn.k_layernorm",
         **{Part.GATE: FEED_FORWARD + "w1", Part.UP: FEED_FORWARD + "w3", Part.DOWN: FEED_FORWARD + "w2"},
         **{Part.CONVOLUTION_FILTER: CONV + "conv", Part.CONVOLUTION_OUTPUT: CONV + "out_proj"},
         Part.FINAL_NORM: "model.embedding_norm",
     }
 )
+ATTENTION_STEMS: Final = MappingProxyType(
+    {
+        Part.OUTPUT: LAYER + "self_attn.out_proj",
+        Part.QUERY_NORM: LAYER + "self_attn.q_layernorm",
+        Part.KEY_NORM: LAYER + "self_attn.k_layernorm",
+    }
+)
+CONVOLUTION_LAYER: Final = LayerSpec(None, None, recurrent=True)
 IN_ORDER: Final = (Part.CONVOLUTION_GATE, Part.CONVOLUTION_OUTPUT_GATE, Part.CONVOLUTION_VALUE)
 """The parts of in_proj, one after another."""
 
@@ -61,18 +67,20 @@ def with_convolutions(config: ConfigFile, max_length: int | None) -> DecoderSpec
     config = ConfigFile(config.where, {**config.fields, "rms_norm_eps": epsilon, "tie_word_embeddings": tied})
     full = LayerSpec(None, rope_spec(config, head_dim(config), max_length, default_base=BASE))
     recurrent = _recurrent(config)
-    spec = with_stems(llama_like(config, max_length, [full] * len(recurrent)), STEMS)
+    spec = with_stems(llama_like(config, max_length, [full] * len(recurrent)), {**STEMS, **ATTENTION_STEMS})
     spec = replace(spec, attention=replace(spec.attention, qk_norm=spec.norm))
-    if not any(recurrent):
-        return spec
+    return with_filters(spec, config, [CONVOLUTION_LAYER if each else full for each in recurrent])
+
+
+def with_filters(spec: DecoderSpec, config: ConfigFile, layers: Sequence[LayerSpec]) -> DecoderSpec:
+    """Return the spec with these layers, and with the settings and sources of convolutions if some layers are these."""
+    if not any(layer.recurrent for layer in layers):
+        return replace(spec, layers=tuple(layers))
     size = spec.hidden_size
     rows = {part: WeightSource(CONV + "in_proj", first_row=index * size) for index, part in enumerate(IN_ORDER)}
-    return replace(
-        spec,
-        layers=tuple(LayerSpec(None, None, recurrent=True) if each else full for each in recurrent),
-        convolution=ConvolutionSpec(size, config.size("conv_L_cache", high=MAX_FILTER)),
-        sources=MappingProxyType({**spec.sources, **rows}),
-    )
+    convolution = ConvolutionSpec(size, config.size("conv_L_cache", high=MAX_FILTER))
+    sources = MappingProxyType({**spec.sources, **rows})
+    return replace(spec, layers=tuple(layers), convolution=convolution, sources=sources)
 
 
 def _adjusted(config: ConfigFile, width: int) -> int:

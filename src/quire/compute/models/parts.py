@@ -144,7 +144,8 @@ class WeightSource:
     The stem is a template with `{layer}` and, for experts, `{expert}`; with `{head}`, a norm has a tensor for
     each head; `{pair}` is the number that two layers share. Parts with the same stem are fused: each has the rows
     from `first_row` on, and together they must fill the tensor. With a `run` their rows alternate: each has `run` of
-    every `period` rows. `transposed`: the file has `[in, out]`; `first_row` still counts along `out`.
+    every `period` rows. `repeats`: each row of the tensor is this many rows of the part, one after another.
+    `transposed`: the file has `[in, out]`; `first_row` still counts along `out`.
 
     `adjacent`: the dimensions of a head, and how many of them rotate, if the file has the two dimensions of each
     pair next to each other. Engines need the first dimensions of all pairs, then the second ones. The rotating
@@ -171,6 +172,7 @@ class WeightSource:
     factors: str = ""
     numbers: tuple[str, ...] = ()
     values: tuple[tuple[float, ...], ...] = ()
+    repeats: int = 1
 
     def stem_of(self, layer: int = 0, expert: int = 0) -> str:
         """Return the name without `.weight` or `.bias`; `{head}` stays.
@@ -200,7 +202,11 @@ class WeightSource:
         [0, 2, 1, 3, 4]
         >>> WeightSource("query", halves=8).rows_of(8)
         [0, 1, 4, 5, 2, 3, 6, 7]
+        >>> WeightSource("gate", repeats=3).rows_of(6)
+        [0, 0, 0, 1, 1, 1]
         """
+        if self.repeats > 1:
+            return [self.first_row + row // self.repeats for row in range(count)]
         first, run = self.first_row, self.run or count
         if run == count and self.adjacent is None and not self.halves:
             return slice(first, first + count)

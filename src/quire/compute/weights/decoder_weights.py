@@ -195,7 +195,8 @@ def expected_tensors(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
         if "{head}" in place.stem:
             tensors |= dict.fromkeys(place.head_names(), place.shape.weight[1:])
             continue
-        first, rows, rest = place.source.first_row, place.shape.weight[0], place.shape.weight[1:]
+        first, rest = place.source.first_row, place.shape.weight[1:]
+        rows = place.shape.weight[0] // place.source.repeats
         run = place.source.run or rows
         ranges.setdefault(place.stem, []).append((first, first + run))
         total = max(stop for _, stop in ranges[place.stem]) * (rows // run)
