@@ -60,6 +60,10 @@ CHANGES: dict[str, dict[str, Any]] = {  # what a GGUF file cannot say is as it i
     },
     "afmoe": {"layer_types": None, "num_hidden_layers": 5, "moe_intermediate_size": 16},
     "ernie4-5-moe": {"moe_layer_end_index": -1},
+    "exaone": {
+        "architectures": ["ExaoneForCausalLM"],  # as the makers have it
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
+    },
     "olmo": {"layer_norm_eps": 1e-5},  # as the converter has it
     "falcon-h1": {
         **{"attention_in_multiplier": 1.0, "key_multiplier": 1.0},
@@ -91,7 +95,7 @@ FORMS = (
         "qwen2-moe",
     ),
     *("ernie4-5", "lfm2", "lfm2-moe", "ministral3", "seed-oss"),
-    *("arcee", "exaone4", "granite-hybrid", "granite-moe-shared", "hunyuan"),
+    *("arcee", "exaone", "exaone4", "granite-hybrid", "granite-moe-shared", "hunyuan"),
     *("cohere", "cohere2", "starcoder2", "stablelm", "falcon", "gpt-neox", "phi", "gpt-oss"),
     *("deepseek-v2-lite", "deepseek-v2", "deepseek-v3", "minicpm3"),
     *("afmoe", "dots1", "ernie4-5-moe", "exaone-moe", "hunyuan-moe", "minimax-m2", "nemotron", "solar-open", "youtu"),

@@ -158,6 +158,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "arcee",
         {"rope_parameters": None, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
     ),
+    "exaone-biases": (
+        "exaone",
+        {"rope_parameters": None, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": False},
+    ),
     "exaone4-far": (
         "exaone4",
         {

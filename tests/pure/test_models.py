@@ -473,6 +473,20 @@ PUBLISHED: dict[str, tuple[dict[str, object], int]] = {
         },
         4_619_184_640,
     ),
+    "EXAONE-3.5-2.4B": (
+        {
+            **{"activation_function": "silu", "architectures": ["ExaoneForCausalLM"], "attention_dropout": 0.0},
+            **{"embed_dropout": 0.0, "head_dim": 80, "hidden_size": 2560, "intermediate_size": 7168},
+            **{"layer_norm_epsilon": 1e-05, "max_position_embeddings": 32768, "model_type": "exaone"},
+            **{"num_attention_heads": 32, "num_key_value_heads": 8, "num_layers": 30, "rope_theta": 1000000},
+            "rope_scaling": {
+                **{"factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0},
+                **{"original_max_position_embeddings": 8192, "rope_type": "llama3"},
+            },
+            **{"tie_word_embeddings": True, "vocab_size": 102400},
+        },
+        2_405_327_360,
+    ),
     "EXAONE-4.0-32B": (
         {
             **{"architectures": ["Exaone4ForCausalLM"], "head_dim": 128, "hidden_act": "silu", "hidden_size": 5120},

@@ -37,6 +37,7 @@ ARCHITECTURES = {
     "ApertusForCausalLM": gguf.MODEL_ARCH.APERTUS,
     "Dots1ForCausalLM": gguf.MODEL_ARCH.DOTS1,
     "Ernie4_5_MoeForCausalLM": gguf.MODEL_ARCH.ERNIE4_5_MOE,
+    "ExaoneForCausalLM": gguf.MODEL_ARCH.EXAONE,
     "ExaoneMoeForCausalLM": gguf.MODEL_ARCH.EXAONE_MOE,
     "HunYuanMoEV1ForCausalLM": gguf.MODEL_ARCH.HUNYUAN_MOE,
     "MiniMaxM2ForCausalLM": gguf.MODEL_ARCH.MINIMAXM2,

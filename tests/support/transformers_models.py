@@ -71,6 +71,13 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
         "Arcee",
         {**SIZES, "head_dim": 16, "rope_parameters": {"rope_type": "yarn", "rope_theta": 10_000.0, **STRETCHED}},
     ),
+    "exaone": (
+        "Exaone",
+        {
+            **{**SIZES, "head_dim": 16, "tie_word_embeddings": True},
+            "rope_parameters": {"rope_type": "llama3", "rope_theta": 10_000.0, **STRETCHED, **SMOOTH},
+        },
+    ),
     "exaone4": (
         "Exaone4",
         {
@@ -516,6 +523,7 @@ ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
 """Models whose tokens attend to later ones, with their class."""
 
 CAUSAL = {
+    "Exaone": "LlamaForCausalLM",
     "GPT2": "GPT2LMHeadModel",
     "Gemma3Eye": "Gemma3ForConditionalGeneration",
     "Gemma4Eye": "Gemma4ForConditionalGeneration",

@@ -36,6 +36,7 @@ ARCHITECTURES: Final = MappingProxyType(
         "dots1": "Dots1ForCausalLM",
         "ernie4_5": "Ernie4_5ForCausalLM",
         "ernie4_5-moe": "Ernie4_5_MoeForCausalLM",
+        "exaone": "ExaoneForCausalLM",
         "exaone-moe": "ExaoneMoeForCausalLM",
         "exaone4": "Exaone4ForCausalLM",
         "falcon": "FalconForCausalLM",

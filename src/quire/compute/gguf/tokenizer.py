@@ -138,6 +138,7 @@ SPLITTERS: Final = MappingProxyType(
     {
         "gpt-2": GPT2,
         "phi-2": GPT2,
+        "exaone": DIGITS,
         "exaone4": GPT2,
         "falcon": Splitter((r"[\p{P}\$\+<=>\^~\|`]+", WORDS, r"[0-9][0-9][0-9]")),
         "mellum": GPT2,

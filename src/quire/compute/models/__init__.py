@@ -48,6 +48,7 @@ FAMILIES: Final = MappingProxyType(
         "Ernie4_5ForCausalLM": "quire.compute.models.ernie4_5",
         "Ernie4_5_MoeForCausalLM": "quire.compute.models.ernie4_5_moe",
         "Exaone4ForCausalLM": "quire.compute.models.exaone4",
+        "ExaoneForCausalLM": "quire.compute.models.exaone",
         "ExaoneMoeForCausalLM": "quire.compute.models.exaone_moe",
         "FalconH1ForCausalLM": "quire.compute.models.falcon_h1",
         "FalconForCausalLM": "quire.compute.models.falcon",
@@ -138,6 +139,9 @@ FAMILIES: Final = MappingProxyType(
     }
 )
 """The first of `architectures` in config.json → the module of its family."""
+
+SAVED_AS: Final = MappingProxyType({("LlamaForCausalLM", "exaone"): "ExaoneForCausalLM"})
+"""`architectures` and `model_type` in folders of transformers 5, where it runs a family with another one's code."""
 
 OF_EACH_LAYER: Final = "Gemma4"
 """The families whose layers may have settings of their own."""
@@ -273,7 +277,8 @@ def _architecture(config: ConfigFile) -> str:
     if not architectures or _family(architectures[0]) not in FAMILIES:
         named = architectures[0] if architectures else None
         raise family_refusal(config.where, named, FAMILIES, has_code=config.is_set("auto_map"))
-    return architectures[0]
+    kind = config.fields.get("model_type")
+    return SAVED_AS.get((architectures[0], str(kind)), architectures[0])
 
 
 def _family(architecture: str) -> str:

@@ -22,6 +22,19 @@ FALCON: Final = NameTable(
 FALCON_TWO_NORMS: Final = FALCON._replace(layer={**FALCON.layer, "attn_norm": "ln_mlp", "attn_norm_2": "ln_attn"})
 OLDER: Final[Mapping[str, NameTable]] = MappingProxyType(
     {
+        "exaone": NameTable(
+            {
+                "attn_norm": "ln_1",
+                **{f"attn_{part}": f"attn.attention.{part}_proj" for part in ("q", "k", "v")},
+                "attn_output": "attn.attention.out_proj",
+                "ffn_norm": "ln_2",
+                "ffn_gate": "mlp.c_fc_0",
+                "ffn_up": "mlp.c_fc_1",
+                "ffn_down": "mlp.c_proj",
+            },
+            {"token_embd": "transformer.wte", "output_norm": "transformer.ln_f", "output": "lm_head"},
+            "transformer.h.",
+        ),
         "falcon": FALCON,
         "gpt2": NameTable(
             {
