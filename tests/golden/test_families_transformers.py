@@ -244,6 +244,13 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "olmo3-pattern": ("olmo3", {"num_hidden_layers": 5, "layer_types": None, "rope_parameters": None}),
     "granite-biases": ("granite", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+    "hyperclovax-plain": (
+        "hyperclovax",
+        {
+            **{"use_post_norm": False, "attention_multiplier": None, "head_dim": 16, "tie_word_embeddings": True},
+            **{"attention_bias": True, "mlp_bias": True},
+        },
+    ),
     "granite-moe-shared-tied": (
         "granite-moe-shared",
         {"tie_word_embeddings": True, "num_experts_per_tok": 3, "hidden_act": "gelu", "rms_norm_eps": 1e-5},

@@ -515,6 +515,17 @@ PUBLISHED: dict[str, tuple[dict[str, object], int]] = {
         },
         1_279_391_488,
     ),
+    "HyperCLOVAX-SEED-Think-14B": (
+        {
+            **{"architectures": ["HyperCLOVAXForCausalLM"], "attention_bias": False, "attention_multiplier": 0.0078125},
+            **{"embedding_multiplier": 10.0, "head_dim": 128, "hidden_act": "silu", "hidden_size": 6144},
+            **{"intermediate_size": 14336, "logits_scaling": 0.125, "max_position_embeddings": 131072},
+            **{"mlp_bias": False, "model_type": "hyperclovax", "num_attention_heads": 48, "num_hidden_layers": 38},
+            **{"num_key_value_heads": 8, "residual_multiplier": 1.0, "rms_norm_eps": 1e-05, "rope_scaling": None},
+            **{"rope_theta": 100000000, "tie_word_embeddings": False, "use_post_norm": True, "vocab_size": 110592},
+        },
+        14_748_112_896,
+    ),
     "Hunyuan-1.8B": (
         {
             **{"architectures": ["HunYuanDenseV1ForCausalLM"], "attention_bias": False, "head_dim": 128},

@@ -408,6 +408,13 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
             **{"residual_multiplier": 0.22, "attention_multiplier": 0.25},
         },
     ),
+    "hyperclovax": (
+        "HyperCLOVAX",
+        {
+            **{**SIZES, "embedding_multiplier": 10.0, "logits_scaling": 0.125},
+            **{"residual_multiplier": 0.5, "attention_multiplier": 0.25},
+        },
+    ),
     "granite-moe": (
         "GraniteMoe",
         {

@@ -82,6 +82,7 @@ FAMILIES: Final = MappingProxyType(
         "HunYuanMoEV1ForCausalLM": "quire.compute.models.hunyuan_moe",
         "Lfm2ForCausalLM": "quire.compute.models.lfm2",
         "Lfm2MoeForCausalLM": "quire.compute.models.lfm2_moe",
+        "HyperCLOVAXForCausalLM": "quire.compute.models.hyperclovax",
         "Idefics3ForConditionalGeneration": "quire.compute.models.idefics3",
         "Lfm2VlForConditionalGeneration": "quire.compute.models.lfm2_vl",
         "Lfm3ForCausalLM": "quire.compute.models.lfm3",
