@@ -251,6 +251,13 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             **{"attention_bias": True, "mlp_bias": True},
         },
     ),
+    "granite-moe-swa-pattern": (
+        "granite-moe-swa",
+        {
+            **{"num_hidden_layers": 5, "layer_types": None, "layer_rope_theta": None, "tie_word_embeddings": False},
+            **{"shared_intermediate_size": 0, "attention_bias": True},
+        },
+    ),
     "granite-moe-shared-tied": (
         "granite-moe-shared",
         {"tie_word_embeddings": True, "num_experts_per_tok": 3, "hidden_act": "gelu", "rms_norm_eps": 1e-5},

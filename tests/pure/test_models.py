@@ -515,6 +515,21 @@ PUBLISHED: dict[str, tuple[dict[str, object], int]] = {
         },
         1_279_391_488,
     ),
+    "granite-swash-3b-a600m": (
+        {
+            **{"architectures": ["GraniteMoeSWAForCausalLM"], "attention_bias": False},
+            **{"attention_multiplier": 0.015625, "embedding_multiplier": 12, "hidden_act": "silu"},
+            **{"hidden_size": 1280, "intermediate_size": 512, "logits_scaling": 5, "max_position_embeddings": 8192},
+            **{"model_type": "granitemoe_swa", "num_attention_heads": 20, "num_experts_per_tok": 4},
+            **{"num_hidden_layers": 28, "num_key_value_heads": 4, "num_local_experts": 48},
+            **{"residual_multiplier": 0.26, "shared_intermediate_size": 1280, "sliding_window": 128},
+            "layer_types": [
+                "sliding_attention" if layer and layer % 4 != 3 else "full_attention" for layer in range(28)
+            ],
+            **{"tie_word_embeddings": True, "vocab_size": 100352},
+        },
+        3_020_382_000,
+    ),
     "HyperCLOVAX-SEED-Think-14B": (
         {
             **{"architectures": ["HyperCLOVAXForCausalLM"], "attention_bias": False, "attention_multiplier": 0.0078125},

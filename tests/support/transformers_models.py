@@ -422,6 +422,15 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
             **{"residual_multiplier": 0.22, "attention_multiplier": 0.25},
         },
     ),
+    "granite-moe-swa": (
+        "GraniteMoeSWA",
+        {
+            **{**SIZES, "num_hidden_layers": 3, "layer_types": [FAR, NEAR, NEAR], "sliding_window": 24},
+            **{"layer_rope_theta": [0, 10_000.0, 500_000.0], "embedding_multiplier": 12.0, "logits_scaling": 8.0},
+            **{"residual_multiplier": 0.22, "attention_multiplier": 0.25, "tie_word_embeddings": True},
+            **{"num_local_experts": 6, "num_experts_per_tok": 2, "shared_intermediate_size": 40},
+        },
+    ),
     "granite-moe-shared": (
         "GraniteMoeShared",
         {

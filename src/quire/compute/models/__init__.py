@@ -75,6 +75,7 @@ FAMILIES: Final = MappingProxyType(
         "GraniteForCausalLM": "quire.compute.models.granite",
         "GraniteMoeForCausalLM": "quire.compute.models.granite_moe",
         "GraniteMoeHybridForCausalLM": "quire.compute.models.granite_hybrid",
+        "GraniteMoeSWAForCausalLM": "quire.compute.models.granite_moe_swa",
         "GraniteMoeSharedForCausalLM": "quire.compute.models.granite_moe",
         "GraniteSWAForCausalLM": "quire.compute.models.granite_swa",
         "HeliumForCausalLM": "quire.compute.models.helium",

@@ -18,18 +18,24 @@ from quire.compute.models.rope import SECTIONS, rope_spec
 from quire.compute.models.sublayers import RopeSpec
 
 BASES: Final = "layer_rope_theta"
+WINDOW: Final = 128
 DEFAULTS: Final = MappingProxyType(
-    {"num_key_value_heads": 4, "rms_norm_eps": 1e-5, "sliding_window": 128, "tie_word_embeddings": True}
+    {"num_key_value_heads": 4, "rms_norm_eps": 1e-5, "sliding_window": WINDOW, "tie_word_embeddings": True}
 )
 
 
 def decoder_spec(config: ConfigFile, max_length: int | None = None) -> DecoderSpec:
     """Return the spec of a Granite model with windows; refuses settings that quire does not interpret."""
     config = config.over(DEFAULTS)
-    spec = with_stems(granite.decoder_spec(config, max_length), {Part.SINKS: LAYER + "self_attn.sinks"})
+    return with_windows(granite.decoder_spec(config, max_length), config, max_length)
+
+
+def with_windows(spec: DecoderSpec, config: ConfigFile, max_length: int | None) -> DecoderSpec:
+    """Return the spec of a Granite with the window and the base of each layer, and with sinks."""
+    spec = with_stems(spec, {Part.SINKS: LAYER + "self_attn.sinks"})
     windows = mixed_windows(config, optional_window(config), lambda layer: layer % 4 != 0)
-    ropes = _ropes(config, spec.layers, max_length)
-    layers = tuple(LayerSpec(window, rope) for window, rope in zip(windows, ropes, strict=True))
+    of_layers = zip(spec.layers, windows, _ropes(config, spec.layers, max_length), strict=True)
+    layers = tuple(replace(layer, window=window, rope=rope) for layer, window, rope in of_layers)
     return replace(spec, layers=layers, attention=replace(spec.attention, sinks=True))
 
 
