@@ -483,7 +483,7 @@ PUBLISHED: dict[str, tuple[dict[str, object], int]] = {
                 **{"factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0},
                 **{"original_max_position_embeddings": 8192, "rope_type": "llama3"},
             },
-            **{"tie_word_embeddings": True, "vocab_size": 102400},
+            "vocab_size": 102400,
         },
         2_405_327_360,
     ),

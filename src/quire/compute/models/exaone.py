@@ -19,7 +19,12 @@ from quire.compute.models.parts import Part
 NAMES: Final = MappingProxyType(
     {"num_layers": "num_hidden_layers", "layer_norm_epsilon": "rms_norm_eps", "activation_function": "hidden_act"}
 )
-DEFAULTS: Final = MappingProxyType({"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 500_000.0})
+DEFAULTS: Final = MappingProxyType(
+    {
+        **{"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 500_000.0},
+        "tie_word_embeddings": True,  # folders that the makers' code saved lack it then; transformers 5 always has it
+    }
+)
 PREFIX: Final = "transformer."
 LAYER: Final = "transformer.h.{layer}."
 STEMS: Final = MappingProxyType(
