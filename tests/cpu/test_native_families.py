@@ -48,7 +48,7 @@ FORMS = {  # of those that the goldens have, two of OPT
     *("gemma3n", "gemma4", "gemma4-keys", "gemma4-moe", "gemma4-unified"),
     *("afmoe", "cwm", "dots1", "exaone-moe", "helium", "hunyuan-moe", "minimax-m2", "nemotron", "solar-open"),
     *("apertus", "falcon-h1", "granite-swa", "llama4", "mamba2", "olmo", "olmo-hybrid", "vaultgemma", "youtu"),
-    *("granite-moe-swa", "hyperclovax"),
+    *("granite-moe-swa", "hyperclovax", "jais2"),
     *("gpt-neox", "gpt-oss", "phi", "deepseek-v2-lite", "deepseek-v2", "deepseek-v3", "minicpm3", "glm4-moe-lite"),
 }
 

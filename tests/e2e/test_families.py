@@ -31,7 +31,7 @@ FAMILIES = (
     *("gemma3n", "gemma4", "gemma4-keys", "gemma4-moe", "gemma4-unified"),
     *("afmoe", "cwm", "dots1", "exaone-moe", "helium", "hunyuan-moe", "minimax-m2", "nemotron", "solar-open"),
     *("apertus", "falcon-h1", "granite-swa", "llama4", "mamba2", "olmo", "olmo-hybrid", "vaultgemma", "youtu"),
-    *("granite-moe-swa", "hyperclovax"),
+    *("granite-moe-swa", "hyperclovax", "jais2"),
 )
 OTHERS = (
     *("gemma3-eye", "ministral3-eye", "qwen2.5-vl", "qwen3-vl", "qwen3-vl-moe", "qwen3-5-eye", "opt-350m"),

@@ -176,6 +176,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "exaone4",
         {"layer_types": None, "num_hidden_layers": 5, "sliding_window_pattern": 2, "rms_norm_eps": 1e-6},
     ),
+    "jais2-plain": (
+        "jais2",
+        {"attention_bias": False, "mlp_bias": False, "layer_norm_eps": 1e-3, "tie_word_embeddings": True},
+    ),
     "hunyuan-biases": (
         "hunyuan",
         {"rope_parameters": None, "attention_bias": True, "tie_word_embeddings": False, "num_key_value_heads": 4},

@@ -448,6 +448,7 @@ def test_long_texts_are_looked_for_in_time_in_proportion_to_the_file() -> None:
         ("afmoe", "a1234567 89", ["a", "1", "234", "567", " ", "89"]),
         ("afmoe", "汉字ไทย x+123456", ["汉字ไทย", " x", "+", "123", "456"]),
         ("exaone-moe", "It's a b,  12\n", ["It", "'s", " a b", ",", " ", " ", "1", "2", "\n"]),
+        ("jais-2", "a1234       b\n", ["a", "123", "4", "    ", "  ", " b", "\n"]),
         ("minimax-m2", "aB's 1234", ["a", "B's", " ", "123", "4"]),
         ("youtu", "한国\uff0caB 12", ["한", "国", "\uff0c", "a", "B", " ", "1", "2"]),
     ],

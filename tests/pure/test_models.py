@@ -541,6 +541,16 @@ PUBLISHED: dict[str, tuple[dict[str, object], int]] = {
         },
         14_748_112_896,
     ),
+    "Jais-2-8B": (
+        {
+            **{"architectures": ["Jais2ForCausalLM"], "attention_bias": True, "head_dim": 128, "hidden_act": "relu2"},
+            **{"hidden_size": 3328, "intermediate_size": 26624, "layer_norm_eps": 1e-05, "mlp_bias": True},
+            **{"max_position_embeddings": 8192, "model_type": "jais2", "num_attention_heads": 26},
+            **{"num_hidden_layers": 32, "num_key_value_heads": 26},
+            **{"tie_word_embeddings": False, "vocab_size": 150272},
+        },
+        8_090_401_280,
+    ),
     "Hunyuan-1.8B": (
         {
             **{"architectures": ["HunYuanDenseV1ForCausalLM"], "attention_bias": False, "head_dim": 128},

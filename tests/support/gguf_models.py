@@ -71,6 +71,7 @@ ARCHITECTURES = {
     "Gemma4ForCausalLM": gguf.MODEL_ARCH.GEMMA4,
     "Gemma4UnifiedForCausalLM": gguf.MODEL_ARCH.GEMMA4,
     "GPT2LMHeadModel": gguf.MODEL_ARCH.GPT2,
+    "Jais2ForCausalLM": gguf.MODEL_ARCH.JAIS2,
     "Lfm2ForCausalLM": gguf.MODEL_ARCH.LFM2,
     "Lfm2MoeForCausalLM": gguf.MODEL_ARCH.LFM2MOE,
     "LlamaForCausalLM": gguf.MODEL_ARCH.LLAMA,

@@ -104,6 +104,7 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "jais2": ("Jais2", {**SIZES, "head_dim": 16}),
     "llama4": (
         "Llama4",
         {

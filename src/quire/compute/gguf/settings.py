@@ -58,6 +58,7 @@ ARCHITECTURES: Final = MappingProxyType(
         "hunyuan-dense": "HunYuanDenseV1ForCausalLM",
         "hunyuan-moe": "HunYuanMoEV1ForCausalLM",
         "internlm2": "LlamaForCausalLM",  # its files have the tensors of Llama
+        "jais2": "Jais2ForCausalLM",
         "lfm2": "Lfm2ForCausalLM",
         "lfm2moe": "Lfm2MoeForCausalLM",
         "llama": "LlamaForCausalLM",  # also Mistral, and Mixtral, with experts
@@ -99,15 +100,15 @@ OF_IMAGES: Final = "clip"
 """The architecture of a file with an image encoder only."""
 
 BIASED: Final = frozenset(
-    {"arcee", "chatglm", "glm4", "glm4moe", "granite", "granitemoe", "internlm2", "llama", "nemotron", "seed_oss"}
-    | {"smollm3"}
+    {"arcee", "chatglm", "glm4", "glm4moe", "granite", "granitemoe", "internlm2", "jais2", "llama", "nemotron"}
+    | {"seed_oss", "smollm3"}
 )
 """Architectures whose models may have biases, by their tensors."""
 
 LAYER_NORMS: Final = MappingProxyType(
     {
         **dict.fromkeys(("bert", "cohere2", "command-r", "gptneox", "nomic-bert", "olmo"), "layer_norm_eps"),
-        **dict.fromkeys(("phi2", "stablelm"), "layer_norm_eps"),
+        **dict.fromkeys(("jais2", "phi2", "stablelm"), "layer_norm_eps"),
         **{
             "falcon": "layer_norm_epsilon",
             "modern-bert": "norm_eps",

@@ -66,6 +66,9 @@ OTHERS: Final = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 SIGNS_IN_LINE: Final = OTHERS.replace(r"[\r\n]*", "", 1)
 """The same, with the ends of lines after a sign as a word of their own."""
 
+SPACES: Final = "|".join(rf"\s{{{count}}}(?!\S)" for count in (512, 256, 128, 64, 32, 16, 8, 4, "1,2")) + r"|\s{1}"
+"""Runs of spaces in lengths that are powers of two: Jais 2."""
+
 UPPER: Final = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
 LOWER: Final = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 SLASHES: Final = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -153,6 +156,7 @@ SPLITTERS: Final = MappingProxyType(
         **dict.fromkeys(("dbrx", "smaug-bpe"), Splitter((LLAMA3,))),  # Phi-4 has the first
         **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "hunyuan", "megrez", "solar-open"), QWEN2),
         "qwen35": Splitter((MARKED,), composes=True),
+        "jais-2": Splitter((LLAMA3.replace(r"\s+(?!\S)|\s+", SPACES),)),
         "stablelm2": Splitter((SINGLE_DIGITS,)),
         "seed-coder": Splitter((SINGLE_DIGITS.replace(OTHERS, SIGNS_IN_LINE),)),  # Seed-OSS
         "tekken": Splitter((rf"{UPPER}*{LOWER}+|{UPPER}+{LOWER}*|\p{{N}}|{SLASHES}",), whole_words=True, begins=True),

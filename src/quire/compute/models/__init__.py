@@ -88,6 +88,7 @@ FAMILIES: Final = MappingProxyType(
         "Lfm2VlForConditionalGeneration": "quire.compute.models.lfm2_vl",
         "Lfm3ForCausalLM": "quire.compute.models.lfm3",
         "InternVLForConditionalGeneration": "quire.compute.models.internvl",
+        "Jais2ForCausalLM": "quire.compute.models.jais2",
         "LlamaForCausalLM": "quire.compute.models.llama",
         "Llama4ForCausalLM": "quire.compute.models.llama4",
         "Llama4ForConditionalGeneration": "quire.compute.models.llama4",
