@@ -46,6 +46,10 @@ FORMS: dict[str, dict[str, object]] = {
     "bert": {},
     "xlm-roberta": {"architectures": ["XLMRobertaModel"], "type_vocab_size": 1, "pad_token_id": 1},
     "distil-bert": {"architectures": ["DistilBertModel"]},
+    "euro-bert": {
+        **{"architectures": ["EuroBertModel"], "num_key_value_heads": 2, "rms_norm_eps": 1e-5},
+        "rope_parameters": ROPE,
+    },
     "modern-bert": {"architectures": ["ModernBertModel"], **MODERN},
     "nomic": {"architectures": ["NomicBertModel"], "rope_parameters": ROPE},
     "gemma": GEMMA,
@@ -75,7 +79,7 @@ def embedded(model: Path, **settings: Any) -> list[list[float]]:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_vectors_are_those_of_the_folder(form: str, tmp_path: Path) -> None:
-    epsilon = {} if form in ("gemma", "modern-bert") else {"layer_norm_eps": 1e-12}
+    epsilon = {} if form in ("euro-bert", "gemma", "modern-bert") else {"layer_norm_eps": 1e-12}
     folder = write_tiny_bert(tmp_path / "model", **{**epsilon, **FORMS[form]})
     written(folder, tmp_path / "m.gguf").close()
     for backend in ("native", "reference"):

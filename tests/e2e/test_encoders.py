@@ -348,6 +348,7 @@ def test_a_head_for_masked_tokens_changes_no_vector(folder: Path, tmp_path: Path
     [
         ("Bert", {}),
         ("DistilBert", {}),
+        ("EuroBert", {"classifier_pooling": "mean"}),
         ("MPNet", {"max_position_embeddings": 98}),
         ("ModernBert", {"local_attention": 8}),
         ("ModernBert", {"classifier_pooling": "mean"}),

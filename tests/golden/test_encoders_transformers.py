@@ -58,7 +58,7 @@ def test_a_folder_of_transformers_gives_its_vectors(name: str, tmp_path: Path) -
 
 
 @pytest.mark.transformers
-@pytest.mark.parametrize("name", ["bert", "distil-bert", "modern-bert", "mpnet", "xlm-roberta"])
+@pytest.mark.parametrize("name", ["bert", "distil-bert", "euro-bert", "modern-bert", "mpnet", "xlm-roberta"])
 def test_a_folder_with_a_head_for_masked_tokens_gives_its_vectors(name: str, tmp_path: Path) -> None:
     import transformers
 
@@ -83,6 +83,8 @@ def test_a_folder_with_a_head_for_masked_tokens_gives_its_vectors(name: str, tmp
     [
         ("Bert", {}),
         ("DistilBert", {}),
+        ("EuroBert", {"classifier_pooling": "bos"}),
+        ("EuroBert", {"classifier_pooling": "mean", "attention_bias": True, "mlp_bias": True}),
         ("MPNet", {"max_position_embeddings": 258}),
         ("ModernBert", {"local_attention": 4, "num_hidden_layers": 4}),
         ("ModernBert", {"classifier_pooling": "mean", "classifier_activation": "silu", "classifier_bias": True}),

@@ -953,6 +953,17 @@ PUBLISHED: dict[str, tuple[dict[str, object], int]] = {
         },
         149_014_272,
     ),
+    "EuroBERT-210m": (
+        {
+            **{"architectures": ["EuroBertModel"], "attention_bias": False, "head_dim": 64, "hidden_act": "silu"},
+            **{"hidden_size": 768, "intermediate_size": 3072, "max_position_embeddings": 8192, "mlp_bias": False},
+            **{"num_attention_heads": 12, "num_hidden_layers": 12, "num_key_value_heads": 12, "pretraining_tp": 1},
+            **{"rms_norm_eps": 1e-5, "rope_scaling": None, "rope_theta": 250_000, "vocab_size": 128_256},
+            **{"mask_token_id": 128_002, "tie_word_embeddings": False, "model_type": "eurobert"},
+            **{"auto_map": {"AutoModel": "modeling_eurobert.EuroBertModel"}, "torch_dtype": "bfloat16"},
+        },
+        211_766_016,  # without the head for masked tokens
+    ),
     "all-mpnet-base-v2": (
         {
             **{"architectures": ["MPNetModel"], "hidden_act": "gelu", "hidden_size": 768},
@@ -1517,6 +1528,12 @@ def test_gpt2_and_opt_in_other_forms(tmp_path: Path) -> None:
         ("ModernBERT-base", {"head_dim": 32}, "head_dim is 32; allowed: 64, the hidden size divided by"),
         ("ModernBERT-base", {"local_rope_theta": None}, "local_rope_theta is None; allowed: a number"),
         ("ModernBERT-base", {"rope_scaling": {"factor": 2.0}}, "and no rope_scaling"),
+        ("EuroBERT-210m", {"pretraining_tp": 2}, "pretraining_tp is 2; allowed: 1"),
+        (
+            "EuroBERT-210m",
+            {"architectures": ["EuroBertForSequenceClassification"], "classifier_pooling": "late"},
+            "classifier_pooling is 'late'; allowed: 'bos' or 'mean'",
+        ),
         ("distilbert-base-uncased", {"activation": "tanh"}, "hidden_act is 'tanh'; allowed: one of silu"),
         ("xlm-roberta-base", {"max_position_embeddings": 2}, "is 2; allowed: more than the 2 rows without a position"),
         ("nomic-embed-text-v1.5", {"prenorm": True}, "prenorm is True; allowed: false"),

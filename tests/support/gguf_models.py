@@ -22,6 +22,7 @@ ARCHITECTURES = {
     "BertModel": gguf.MODEL_ARCH.BERT,
     "DistilBertModel": gguf.MODEL_ARCH.BERT,
     "DistilBertForSequenceClassification": gguf.MODEL_ARCH.BERT,
+    "EuroBertModel": gguf.MODEL_ARCH.EUROBERT,
     "Gemma3TextModel": gguf.MODEL_ARCH.GEMMA_EMBEDDING,
     "ModernBertModel": gguf.MODEL_ARCH.MODERN_BERT,
     "ModernBertForSequenceClassification": gguf.MODEL_ARCH.MODERN_BERT,
@@ -122,7 +123,10 @@ GEMMAS = (
     *(gguf.MODEL_ARCH.GEMMA, gguf.MODEL_ARCH.GEMMA2, gguf.MODEL_ARCH.GEMMA3),
     gguf.MODEL_ARCH.GEMMA_EMBEDDING,
 )
-BERTS = (gguf.MODEL_ARCH.BERT, gguf.MODEL_ARCH.MODERN_BERT, gguf.MODEL_ARCH.NOMIC_BERT)
+BERTS = (
+    *(gguf.MODEL_ARCH.BERT, gguf.MODEL_ARCH.EUROBERT, gguf.MODEL_ARCH.MODERN_BERT),
+    gguf.MODEL_ARCH.NOMIC_BERT,
+)
 
 
 class GgufWriting:

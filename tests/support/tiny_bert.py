@@ -24,6 +24,7 @@ IDS = [2, 12, 5, 6, 7, 10, 3]
 HEADS = {
     "Bert": ("bert.pooler.dense", "classifier"),
     "DistilBert": ("pre_classifier", "classifier"),
+    "EuroBert": ("dense", "classifier"),
     "MPNet": ("classifier.dense", "classifier.out_proj"),
     "ModernBert": ("head.dense", "classifier"),
     "XLMRoberta": ("classifier.dense", "classifier.out_proj"),

@@ -527,6 +527,7 @@ ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
         "ModernBertModel",
         {**SIZES, "num_hidden_layers": 4, "local_attention": 40, "cls_token_id": 1, "sep_token_id": 63},
     ),
+    "euro-bert": ("EuroBertModel", SIZES),
     "mpnet": ("MPNetModel", {**SIZES, "pad_token_id": 1}),
     "nomic-bert": ("NomicBertModel", SIZES),
     "embedding-gemma": (
@@ -773,7 +774,8 @@ def _named(model: Any, *families: str) -> bool:
 def small_encoder(name: str) -> Any:
     """Return a seeded model of one of the ENCODERS, its weights rounded to bfloat16."""
     architecture, settings = ENCODERS[name]
-    own = {key: value for key, value in settings.items() if key != "num_key_value_heads" or "Gemma" in architecture}
+    has_groups = architecture.startswith(("EuroBert", "Gemma"))  # several heads with the same keys
+    own = {key: value for key, value in settings.items() if key != "num_key_value_heads" or has_groups}
     config = getattr(transformers, architecture.removesuffix("Model") + "Config")(**own)
     config.architectures = [architecture]
     model = tiny_model(architecture, config)

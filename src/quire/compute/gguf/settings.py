@@ -37,6 +37,7 @@ ARCHITECTURES: Final = MappingProxyType(
         "ernie4_5": "Ernie4_5ForCausalLM",
         "ernie4_5-moe": "Ernie4_5_MoeForCausalLM",
         "exaone": "ExaoneForCausalLM",
+        "eurobert": "EuroBertModel",
         "exaone-moe": "ExaoneMoeForCausalLM",
         "exaone4": "Exaone4ForCausalLM",
         "falcon": "FalconForCausalLM",

@@ -149,7 +149,7 @@ SPLITTERS: Final = MappingProxyType(
         "olmo": GPT2,
         **dict.fromkeys(("command-r", "minerva-7b", "refact", "smollm", "starcoder"), DIGITS),  # Granite has refact
         **dict.fromkeys(
-            ("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "lfm2", "pixtral"),
+            ("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "jina-v5-nano", "lfm2", "pixtral"),
             Splitter((LLAMA3,), whole_words=True, begins=True),
         ),
         **dict.fromkeys(("glm4", "chatglm-bpe"), Splitter((LLAMA3,), whole_words=True)),

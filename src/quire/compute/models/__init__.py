@@ -47,6 +47,7 @@ FAMILIES: Final = MappingProxyType(
         "Dots1ForCausalLM": "quire.compute.models.dots1",
         "Ernie4_5ForCausalLM": "quire.compute.models.ernie4_5",
         "Ernie4_5_MoeForCausalLM": "quire.compute.models.ernie4_5_moe",
+        "EuroBertModel": "quire.compute.models.euro_bert",
         "Exaone4ForCausalLM": "quire.compute.models.exaone4",
         "ExaoneForCausalLM": "quire.compute.models.exaone",
         "ExaoneMoeForCausalLM": "quire.compute.models.exaone_moe",

@@ -3,9 +3,10 @@
     BERT                    tanh(pooler.dense x) ─► classifier
     RoBERTa, XLM-, MPNet    tanh(classifier.dense x) ─► classifier.out_proj
     DistilBERT              relu(pre_classifier x) ─► classifier
+    EuroBERT                gelu(dense x) ─► classifier
     ModernBERT              norm(gelu(head.dense x)) ─► classifier
 
-x is the state of the first token, or in some models of ModernBERT the mean of all.
+x is the state of the first token, or in some models of EuroBERT and ModernBERT the mean of all.
 """
 
 from __future__ import annotations
@@ -48,6 +49,13 @@ def _distil_bert(config: ConfigFile) -> HeadSpec:
     return HeadSpec((("pre_classifier", "classifier"),), Activation.RELU)
 
 
+def _euro_bert(config: ConfigFile) -> HeadSpec:
+    """Return the head of EuroBERT; a "late" one, the default, scores each token and takes the mean of the scores."""
+    config.require("classifier_pooling", "bos", "mean")
+    pooling = FIRST if config.fields["classifier_pooling"] == "bos" else "mean"
+    return HeadSpec((("dense", "classifier"),), Activation.GELU, pooling)
+
+
 def _modern_bert(config: ConfigFile) -> HeadSpec:
     config.require("classifier_pooling", FIRST, "mean", None)
     return HeadSpec(
@@ -61,7 +69,7 @@ def _modern_bert(config: ConfigFile) -> HeadSpec:
 
 
 OWN: Final[Mapping[str, Callable[[ConfigFile], HeadSpec]]] = MappingProxyType(
-    {"DistilBertModel": _distil_bert, "ModernBertModel": _modern_bert}
+    {"DistilBertModel": _distil_bert, "EuroBertModel": _euro_bert, "ModernBertModel": _modern_bert}
 )
 """The families whose heads differ from those of BERT and RoBERTa."""
 
