@@ -50,6 +50,7 @@ FORMS: dict[str, dict[str, object]] = {
         **{"architectures": ["EuroBertModel"], "num_key_value_heads": 2, "rms_norm_eps": 1e-5},
         "rope_parameters": ROPE,
     },
+    "jina": {"architectures": ["JinaEmbeddingsV3Model"], "rope_parameters": {**ROPE, "rope_theta": 2e4}},
     "modern-bert": {"architectures": ["ModernBertModel"], **MODERN},
     "nomic": {"architectures": ["NomicBertModel"], "rope_parameters": ROPE},
     "gemma": GEMMA,

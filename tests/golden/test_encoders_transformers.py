@@ -58,7 +58,9 @@ def test_a_folder_of_transformers_gives_its_vectors(name: str, tmp_path: Path) -
 
 
 @pytest.mark.transformers
-@pytest.mark.parametrize("name", ["bert", "distil-bert", "euro-bert", "modern-bert", "mpnet", "xlm-roberta"])
+@pytest.mark.parametrize(
+    "name", ["bert", "distil-bert", "euro-bert", "jina-embeddings-v3", "modern-bert", "mpnet", "xlm-roberta"]
+)
 def test_a_folder_with_a_head_for_masked_tokens_gives_its_vectors(name: str, tmp_path: Path) -> None:
     import transformers
 
@@ -85,6 +87,7 @@ def test_a_folder_with_a_head_for_masked_tokens_gives_its_vectors(name: str, tmp
         ("DistilBert", {}),
         ("EuroBert", {"classifier_pooling": "bos"}),
         ("EuroBert", {"classifier_pooling": "mean", "attention_bias": True, "mlp_bias": True}),
+        ("JinaEmbeddingsV3", {"model_type": "jina_embeddings_v3"}),  # by which it names its tensors
         ("MPNet", {"max_position_embeddings": 258}),
         ("ModernBert", {"local_attention": 4, "num_hidden_layers": 4}),
         ("ModernBert", {"classifier_pooling": "mean", "classifier_activation": "silu", "classifier_bias": True}),

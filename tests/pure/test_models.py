@@ -964,6 +964,15 @@ PUBLISHED: dict[str, tuple[dict[str, object], int]] = {
         },
         211_766_016,  # without the head for masked tokens
     ),
+    "jina-embeddings-v3-hf": (
+        {
+            **{"architectures": ["JinaEmbeddingsV3Model"], "hidden_act": "gelu", "hidden_size": 1024},
+            **{"intermediate_size": 4096, "layer_norm_eps": 1e-5, "max_position_embeddings": 8194},
+            **{"num_attention_heads": 16, "num_hidden_layers": 24, "type_vocab_size": 1, "vocab_size": 250002},
+            **{"rope_parameters": {"rope_theta": 20_000.0, "rope_type": "default"}, "pad_token_id": 1},
+        },
+        558_314_496,  # without the pooler
+    ),
     "all-mpnet-base-v2": (
         {
             **{"architectures": ["MPNetModel"], "hidden_act": "gelu", "hidden_size": 768},
@@ -1534,6 +1543,7 @@ def test_gpt2_and_opt_in_other_forms(tmp_path: Path) -> None:
             {"architectures": ["EuroBertForSequenceClassification"], "classifier_pooling": "late"},
             "classifier_pooling is 'late'; allowed: 'bos' or 'mean'",
         ),
+        ("jina-embeddings-v3-hf", {"head_dim": 32}, "head_dim is 32; allowed: 64, the hidden size divided by"),
         ("distilbert-base-uncased", {"activation": "tanh"}, "hidden_act is 'tanh'; allowed: one of silu"),
         ("xlm-roberta-base", {"max_position_embeddings": 2}, "is 2; allowed: more than the 2 rows without a position"),
         ("nomic-embed-text-v1.5", {"prenorm": True}, "prenorm is True; allowed: false"),

@@ -24,6 +24,7 @@ ARCHITECTURES = {
     "DistilBertForSequenceClassification": gguf.MODEL_ARCH.BERT,
     "EuroBertModel": gguf.MODEL_ARCH.EUROBERT,
     "Gemma3TextModel": gguf.MODEL_ARCH.GEMMA_EMBEDDING,
+    "JinaEmbeddingsV3Model": gguf.MODEL_ARCH.JINA_BERT_V3,
     "ModernBertModel": gguf.MODEL_ARCH.MODERN_BERT,
     "ModernBertForSequenceClassification": gguf.MODEL_ARCH.MODERN_BERT,
     "NomicBertModel": gguf.MODEL_ARCH.NOMIC_BERT,
@@ -125,7 +126,7 @@ GEMMAS = (
 )
 BERTS = (
     *(gguf.MODEL_ARCH.BERT, gguf.MODEL_ARCH.EUROBERT, gguf.MODEL_ARCH.MODERN_BERT),
-    gguf.MODEL_ARCH.NOMIC_BERT,
+    *(gguf.MODEL_ARCH.JINA_BERT_V3, gguf.MODEL_ARCH.NOMIC_BERT),
 )
 
 
@@ -168,7 +169,7 @@ class GgufWriting:
             self.tensors = stacks_of_gemma3n(self.tensors)
         self.num_layers = listed or int(self.config.get("num_hidden_layers") or self.config["n_layer"])
         # Layers that predict further tokens, which files of GLM-4.5 have.
-        layers = [int(name.split(".")[2]) for name in self.tensors if ".layers." in name]
+        layers = [int(name.split(".layers.")[1].split(".")[0]) for name in self.tensors if ".layers." in name]
         self.num_further = max(layers, default=self.num_layers - 1) + 1 - self.num_layers
         self.names = gguf.get_tensor_name_map(self.architecture, self.num_layers + self.num_further)
 

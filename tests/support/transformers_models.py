@@ -528,6 +528,7 @@ ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
         {**SIZES, "num_hidden_layers": 4, "local_attention": 40, "cls_token_id": 1, "sep_token_id": 63},
     ),
     "euro-bert": ("EuroBertModel", SIZES),
+    "jina-embeddings-v3": ("JinaEmbeddingsV3Model", {**SIZES, "pad_token_id": 1}),
     "mpnet": ("MPNetModel", {**SIZES, "pad_token_id": 1}),
     "nomic-bert": ("NomicBertModel", SIZES),
     "embedding-gemma": (

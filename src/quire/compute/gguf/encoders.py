@@ -19,7 +19,7 @@ from quire.compute.gguf.vocabulary import CONTROL, scores_of
 from quire.compute.models.config_file import ConfigFile
 from quire.compute.models.rope import FULL, LOCAL_BASE, SLIDING
 
-ENCODERS: Final = frozenset({"bert", "eurobert", "gemma-embedding", "modern-bert", "nomic-bert"})
+ENCODERS: Final = frozenset({"bert", "eurobert", "gemma-embedding", "jina-bert-v3", "modern-bert", "nomic-bert"})
 """Architectures whose tokens attend to later ones."""
 
 SPACE: Final = "\u2581"

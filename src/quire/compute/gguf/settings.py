@@ -60,6 +60,7 @@ ARCHITECTURES: Final = MappingProxyType(
         "hunyuan-moe": "HunYuanMoEV1ForCausalLM",
         "internlm2": "LlamaForCausalLM",  # its files have the tensors of Llama
         "jais2": "Jais2ForCausalLM",
+        "jina-bert-v3": "JinaEmbeddingsV3Model",
         "lfm2": "Lfm2ForCausalLM",
         "lfm2moe": "Lfm2MoeForCausalLM",
         "llama": "LlamaForCausalLM",  # also Mistral, and Mixtral, with experts
@@ -110,6 +111,7 @@ LAYER_NORMS: Final = MappingProxyType(
     {
         **dict.fromkeys(("bert", "cohere2", "command-r", "gptneox", "nomic-bert", "olmo"), "layer_norm_eps"),
         **dict.fromkeys(("jais2", "phi2", "stablelm"), "layer_norm_eps"),
+        **dict.fromkeys(("jina-bert-v3", "phi2", "stablelm"), "layer_norm_eps"),
         **{
             "falcon": "layer_norm_epsilon",
             "modern-bert": "norm_eps",

@@ -90,6 +90,7 @@ FAMILIES: Final = MappingProxyType(
         "Lfm3ForCausalLM": "quire.compute.models.lfm3",
         "InternVLForConditionalGeneration": "quire.compute.models.internvl",
         "Jais2ForCausalLM": "quire.compute.models.jais2",
+        "JinaEmbeddingsV3Model": "quire.compute.models.jina_embeddings_v3",
         "LlamaForCausalLM": "quire.compute.models.llama",
         "Llama4ForCausalLM": "quire.compute.models.llama4",
         "Llama4ForConditionalGeneration": "quire.compute.models.llama4",

@@ -54,6 +54,22 @@ ENCODERS: Final[Mapping[str, NameTable]] = MappingProxyType(
             },
             "bert.encoder.layer.",
         ),
+        "jina-bert-v3": NameTable(
+            {
+                "attn_qkv": "mixer.Wqkv",
+                "attn_output": "mixer.out_proj",
+                "attn_output_norm": "norm1",
+                "ffn_up": "mlp.fc1",
+                "ffn_down": "mlp.fc2",
+                "layer_output_norm": "norm2",
+            },
+            {
+                "token_embd": "roberta.embeddings.word_embeddings",
+                "token_types": "roberta.embeddings.token_type_embeddings",
+                "token_embd_norm": "roberta.emb_ln",
+            },
+            "roberta.encoder.layers.",
+        ),
         "modern-bert": NameTable(
             {
                 "attn_norm": "attn_norm",
