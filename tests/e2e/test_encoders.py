@@ -14,9 +14,11 @@ import tokenizers
 
 from quire import LLM
 from quire.cli import main
+from quire.compute.models.heads import HeadSpec
 from quire.compute.models.labels import separator_of
 from quire.compute.models.source import ModelFolder
 from quire.compute.weights.checkpoint import Checkpoint
+from quire.compute.weights.classifier import Classifier, ClassifierLayer
 from quire.core.config import EngineConfig
 from quire.core.errors import (
     CheckpointError,
@@ -348,7 +350,7 @@ def test_a_head_for_masked_tokens_changes_no_vector(folder: Path, tmp_path: Path
     [
         ("Bert", {}),
         ("DistilBert", {}),
-        ("EuroBert", {"classifier_pooling": "mean"}),
+        ("EuroBert", {}),
         ("MPNet", {"max_position_embeddings": 98}),
         ("ModernBert", {"local_attention": 8}),
         ("ModernBert", {"classifier_pooling": "mean"}),
@@ -370,6 +372,15 @@ def test_labels_have_the_same_bits_alone_and_among_others(
         answer = server.ask("POST", "/classify", json.dumps({"input": texts * 10}).encode(), JSON)
         found = [each["probs"] for each in answer.value["data"]]
     assert found == [[shares[f"label {number}"] for number in range(3)] for shares in alone] * 10
+
+
+def test_a_late_head_takes_the_mean_of_the_scores_of_tokens() -> None:
+    states, rows = np.array([[1.0, -2.0], [-0.5, 3.0], [2.0, 0.25]], np.float32), np.array([[1.0, 2.0], [-1.0, 0.5]])
+    layer = ClassifierLayer(HeadSpec(pooling="mean", late=True), np.array([[1.0, -1.0], [0.5, 2.0]]), np.ones(2))
+    classifier = Classifier(rows, True, np.array([0.25, -0.25]), layer)
+    shares = classifier.shares(classifier.before_pooling(states).mean(axis=0))
+    scores = np.mean([rows @ layer(state) + [0.25, -0.25] for state in states], axis=0)
+    assert shares == pytest.approx(np.exp(scores) / np.exp(scores).sum())
 
 
 def test_a_pair_is_joined_as_the_tokenizer_does_it_and_special_tokens_stay_text(tmp_path: Path) -> None:

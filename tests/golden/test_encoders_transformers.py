@@ -85,6 +85,7 @@ def test_a_folder_with_a_head_for_masked_tokens_gives_its_vectors(name: str, tmp
     [
         ("Bert", {}),
         ("DistilBert", {}),
+        ("EuroBert", {}),
         ("EuroBert", {"classifier_pooling": "bos"}),
         ("EuroBert", {"classifier_pooling": "mean", "attention_bias": True, "mlp_bias": True}),
         ("JinaEmbeddingsV3", {"model_type": "jina_embeddings_v3"}),  # by which it names its tensors

@@ -1540,8 +1540,8 @@ def test_gpt2_and_opt_in_other_forms(tmp_path: Path) -> None:
         ("EuroBERT-210m", {"pretraining_tp": 2}, "pretraining_tp is 2; allowed: 1"),
         (
             "EuroBERT-210m",
-            {"architectures": ["EuroBertForSequenceClassification"], "classifier_pooling": "late"},
-            "classifier_pooling is 'late'; allowed: 'bos' or 'mean'",
+            {"architectures": ["EuroBertForSequenceClassification"], "classifier_pooling": "max"},
+            "classifier_pooling is 'max'; allowed: 'bos' or 'late' or 'mean'",
         ),
         ("jina-embeddings-v3-hf", {"head_dim": 32}, "head_dim is 32; allowed: 64, the hidden size divided by"),
         ("distilbert-base-uncased", {"activation": "tanh"}, "hidden_act is 'tanh'; allowed: one of silu"),

@@ -6,7 +6,8 @@
     EuroBERT                gelu(dense x) ─► classifier
     ModernBERT              norm(gelu(head.dense x)) ─► classifier
 
-x is the state of the first token, or in some models of EuroBERT and ModernBERT the mean of all.
+x is the state of the first token, or in some models of EuroBERT and ModernBERT the mean of all. Most models of EuroBERT
+compute the layer for each token, and the rows of labels multiply the mean of its outputs.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ class HeadSpec:
 
     `stems`: the tensors of the layer and those of the rows; of several pairs, the first that a checkpoint has.
     `activation` None: tanh. `bias`: whether the layer has one. `norm`: after its activation, with the tensor
-    `norm_stem`. `pooling`: the tokens whose states count, "cls" or "mean".
+    `norm_stem`. `pooling`: the tokens whose states count, "cls" or "mean". `late`: whether the layer comes before that
+    mean, not after it.
     """
 
     stems: tuple[tuple[str, str], ...] = OF_BERT
@@ -43,6 +45,7 @@ class HeadSpec:
     bias: bool = True
     norm: NormSpec | None = None
     norm_stem: str = ""
+    late: bool = False
 
 
 def _distil_bert(config: ConfigFile) -> HeadSpec:
@@ -50,10 +53,12 @@ def _distil_bert(config: ConfigFile) -> HeadSpec:
 
 
 def _euro_bert(config: ConfigFile) -> HeadSpec:
-    """Return the head of EuroBERT; a "late" one, the default, scores each token and takes the mean of the scores."""
-    config.require("classifier_pooling", "bos", "mean")
-    pooling = FIRST if config.fields["classifier_pooling"] == "bos" else "mean"
-    return HeadSpec((("dense", "classifier"),), Activation.GELU, pooling)
+    """Return the head of EuroBERT. In a "late" one, transformers takes the mean of scores, which is the same."""
+    config = config.over({"classifier_pooling": "late"})
+    config.require("classifier_pooling", "bos", "late", "mean")
+    kind = config.fields["classifier_pooling"]
+    pooling = FIRST if kind == "bos" else "mean"
+    return HeadSpec((("dense", "classifier"),), Activation.GELU, pooling, late=kind == "late")
 
 
 def _modern_bert(config: ConfigFile) -> HeadSpec:

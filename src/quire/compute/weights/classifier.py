@@ -1,6 +1,7 @@
 """Classifier: the rows that score the labels of a text, on the hidden state of its last token.
 
-An encoder has them on the state of the first token, or on the mean of all, after another layer (`HeadSpec`).
+An encoder has them on the state of the first token, or on the mean of all, after another layer (`HeadSpec`). That
+layer may also come before the mean.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class ClassifierLayer:
     norm_weight: Numbers | float = 1.0  # [hidden_size]
     norm_bias: Numbers | float = 0.0  # [hidden_size]
 
-    def __call__(self, state: Numbers) -> Numbers:
+    def __call__(self, state: FloatArray | Numbers) -> Numbers:
         """Return the output for a hidden state."""
         activate = np.tanh if self.spec.activation is None else ACTIVATIONS[self.spec.activation]
         output: Numbers = activate(np.add.reduce(self.weight * state, axis=1) + self.bias)
@@ -59,15 +60,21 @@ class Classifier:
         """The tokens whose states count."""
         return "last" if self.layer is None else self.layer.spec.pooling
 
+    def before_pooling(self, states: FloatArray | Numbers) -> FloatArray | Numbers:
+        """Return what is pooled for the hidden states of tokens, each computed alone."""
+        if self.layer is None or not self.layer.spec.late:
+            return states
+        return np.stack([self.layer(state) for state in states])
+
     def shares(self, state: Numbers) -> Numbers:
-        """Return the probability of each label for a hidden state.
+        """Return the probability of each label for what was pooled.
 
         >>> Classifier(np.array([[1.0, 0.0], [0.0, 1.0]]), True).shares(np.array([2.0, 2.0])).tolist()
         [0.5, 0.5]
         >>> Classifier(np.array([[0.0]]), False).shares(np.array([7.0])).tolist()
         [0.5]
         """
-        state = state if self.layer is None else self.layer(state)
+        state = state if self.layer is None or self.layer.spec.late else self.layer(state)
         scores: Numbers = np.add.reduce(self.rows * state, axis=1)
         scores = scores if self.bias is None else scores + self.bias
         if not self.is_one_of:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from quire.compute.activations import Numbers
 from quire.compute.arrays import FloatArray
 from quire.compute.weights.classifier import Classifier
 from quire.compute.weights.dense import Dense
@@ -38,7 +39,7 @@ class _Row:
             return range(start, 1)  # of a text in one step
         return range(start if self.kind == "mean" else max(start, self.num_tokens - 1), end)
 
-    def add(self, states: FloatArray, positions: range) -> None:
+    def add(self, states: FloatArray | Numbers, positions: range) -> None:
         """Add the states of the next positions. Mutates."""
         for position, state in zip(positions, states, strict=True):
             if self.kind != "mean" or position == 0:
@@ -105,7 +106,10 @@ class PooledRows:
             if not positions:
                 continue
             row = plan.rows[entry]
-            self._rows[row].add(states[first : first + len(positions)], positions)
+            own: FloatArray | Numbers = states[first : first + len(positions)]
+            if self._rows[row].pooling.kind == LABELS and self._classifier is not None:
+                own = self._classifier.before_pooling(own)
+            self._rows[row].add(own, positions)
             first += len(positions)
             vector = self._rows[row].vector(self._classifier, self._dense)
             if vector is not None:
