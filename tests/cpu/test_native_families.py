@@ -46,7 +46,7 @@ FORMS = {  # of those that the goldens have, two of OPT
     *("arcee", "ernie4-5-moe", "exaone", "exaone4", "granite-hybrid", "granite-moe-shared", "hunyuan", "phimoe"),
     *("qwen3-next", "qwen3-5", "qwen3-5-moe", "lfm2", "lfm2-moe", "bamba", "granite4-h", "nemotron-h"),
     *("gemma3n", "gemma4", "gemma4-keys", "gemma4-moe", "gemma4-unified"),
-    *("afmoe", "cwm", "dots1", "exaone-moe", "helium", "hunyuan-moe", "minimax-m2", "nemotron", "solar-open"),
+    *("afmoe", "cwm", "dots1", "exaone-moe", "helium", "hunyuan-moe", "mellum", "minimax-m2", "nemotron", "solar-open"),
     *("apertus", "falcon-h1", "granite-swa", "llama4", "mamba2", "olmo", "olmo-hybrid", "vaultgemma", "youtu"),
     *("granite-moe-swa", "hyperclovax", "jais2"),
     *("gpt-neox", "gpt-oss", "phi", "deepseek-v2-lite", "deepseek-v2", "deepseek-v3", "minicpm3", "glm4-moe-lite"),

@@ -194,6 +194,13 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen3-moe-every-other": ("qwen3-moe", {"decoder_sparse_step": 2, "mlp_only_layers": [], "attention_bias": True}),
     "qwen3-moe-near": ("qwen3-moe", {"use_sliding_window": True, "sliding_window": 24, "tie_word_embeddings": True}),
+    "mellum-far": (
+        "mellum",
+        {
+            **{"layer_types": None, "mlp_layer_types": None, "rope_parameters": None, "norm_topk_prob": False},
+            **{"sliding_window": None, "attention_bias": True, "tie_word_embeddings": True},
+        },
+    ),
     "gemma-first": ("gemma", {"hidden_act": "gelu", "attention_bias": True, "num_key_value_heads": 1}),
     "gemma2-plain": (
         "gemma2",

@@ -589,6 +589,25 @@ PUBLISHED: dict[str, tuple[dict[str, object], int]] = {
         },
         30_532_122_624,
     ),
+    "Mellum2-12B-A2.5B": (
+        {
+            **{"architectures": ["MellumForCausalLM"], "attention_bias": False, "head_dim": 128, "hidden_act": "silu"},
+            **{"hidden_size": 2304, "intermediate_size": 7168, "max_position_embeddings": 131072},
+            **{"layer_types": (["sliding_attention"] * 3 + ["full_attention"]) * 7, "max_window_layers": 0},
+            **{"mlp_layer_types": ["sparse"] * 28, "moe_intermediate_size": 896, "norm_topk_prob": True},
+            **{"num_attention_heads": 32, "num_experts": 64, "num_experts_per_tok": 8, "num_hidden_layers": 28},
+            **{"num_key_value_heads": 4, "rms_norm_eps": 1e-06, "sliding_window": 1024, "tie_word_embeddings": False},
+            **{"use_sliding_window": True, "vocab_size": 98304},
+            "rope_parameters": {
+                "full_attention": {
+                    **{"attention_factor": 1.2772588722239782, "beta_fast": 32.0, "beta_slow": 1.0, "factor": 16.0},
+                    **{"original_max_position_embeddings": 8192, "rope_theta": 500000.0, "rope_type": "yarn"},
+                },
+                "sliding_attention": {"rope_theta": 500000.0, "rope_type": "default"},
+            },
+        },
+        12_149_923_072,
+    ),
     "gemma-2b": (
         {
             **{"architectures": ["GemmaForCausalLM"], "attention_bias": False, "head_dim": 256, "hidden_act": "gelu"},
@@ -1808,6 +1827,8 @@ def test_a_setting_of_llama_that_is_not_understood_is_refused(
         ("Apertus-8B", {"xielu": [[1.0] * 4]}, "allowed: four numbers for each of the 32 layers"),
         ("Apertus-8B", {"xielu": [[1.0] * 3] * 32}, "allowed: four numbers for each of the 32 layers"),
         ("Apertus-8B", {"xielu": [{"a": "b"}] * 32}, "allowed: four numbers for each of the 32 layers"),
+        ("Mellum2-12B-A2.5B", {"use_sliding_window": False}, "use_sliding_window is False; allowed: true or null"),
+        ("Mellum2-12B-A2.5B", {"rope_scaling": {"rope_type": "yarn"}}, "allowed: null: each kind of layer has its own"),
         ("c4ai-command-r7b", {"layer_types": ["full_attention"] * 32}, "a sliding layer, because only those have"),
         ("c4ai-command-r7b", {"use_qk_norm": True}, "use_qk_norm is True; allowed: false"),
         (

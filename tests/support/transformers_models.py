@@ -123,6 +123,17 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "qwen3-moe": ("Qwen3Moe", {**MOE, "norm_topk_prob": True, "num_hidden_layers": 3, "mlp_only_layers": [1]}),
+    "mellum": (
+        "Mellum",
+        {
+            **{**MOE, "num_hidden_layers": 4, "layer_types": [NEAR, FAR, NEAR, FAR], "sliding_window": 24},
+            "mlp_layer_types": ["sparse", "dense", "sparse", "sparse"],
+            "rope_parameters": {
+                FAR: {"rope_type": "yarn", "rope_theta": 500_000.0, **STRETCHED, "attention_factor": 1.2},
+                NEAR: {"rope_type": "default", "rope_theta": 10_000.0},
+            },
+        },
+    ),
     "qwen3-moe-raw": ("Qwen3Moe", {**MOE, "norm_topk_prob": False}),
     "qwen3-next": (
         "Qwen3Next",

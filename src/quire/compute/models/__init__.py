@@ -96,6 +96,7 @@ FAMILIES: Final = MappingProxyType(
         "Llama4ForConditionalGeneration": "quire.compute.models.llama4",
         "LlavaForConditionalGeneration": "quire.compute.models.llava",
         "LlavaNextForConditionalGeneration": "quire.compute.models.llava_next",
+        "MellumForCausalLM": "quire.compute.models.mellum",
         "MiniCPM3ForCausalLM": "quire.compute.models.minicpm3",
         "MiniMaxM2ForCausalLM": "quire.compute.models.minimax_m2",
         "Mamba2ForCausalLM": "quire.compute.models.mamba2",
