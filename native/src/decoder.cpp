@@ -346,13 +346,13 @@ class Decoder::Step : private StreamProducts {
         if (layer.sparse) {
             mix_experts(weights);
             join_update(weights.after_mlp_norm);
+            if (shape_.parallel) leave_attention(layer, weights);  // not before, because experts read the same rows
             if (!weights.joined_mlp_norm.weight.empty()) {
                 normalize(weights.joined_mlp_norm, hidden_, hidden_, view_.num_tokens);
             }
             return;
         }
-        const NormWeights& norm = shape_.shared_norm ? weights.attention_norm : weights.mlp_norm;
-        const LinearInput input = normed(norm, weights.up, weights.gate);
+        const LinearInput input = normed(norm_of_mlp(weights), weights.up, weights.gate);
         if (layer.cuts_gates) {
             expand_above(weights, input, layer.gate_threshold);
         } else {
@@ -360,6 +360,10 @@ class Decoder::Step : private StreamProducts {
         }
         if (shape_.parallel) leave_attention(layer, weights);  // not before, because it changes the hidden states
         join(Adapted::kDown, weights.down, inner_, weights.after_mlp_norm, weights.joined_mlp_norm);
+    }
+
+    const NormWeights& norm_of_mlp(const LayerWeights& weights) const {
+        return shape_.shared_norm ? weights.attention_norm : weights.mlp_norm;
     }
 
     // Adds what the layer makes of its own input for each token, and scales its output.
@@ -384,7 +388,7 @@ class Decoder::Step : private StreamProducts {
     void mix_experts(const LayerWeights& weights) {
         ExpertRows& experts = a_.experts;
         const bool own_norms = !weights.experts_norm.weight.empty();
-        const Rows input = normed(own_norms ? weights.router_norm : weights.mlp_norm).rows;
+        const Rows input = normed(own_norms ? weights.router_norm : norm_of_mlp(weights)).rows;
         choose(weights, input);
         const int per_token = shape_.experts_per_token, num_places = view_.num_tokens * per_token;
         const Rows outputs{a_.expert_output.data(), sizes_.hidden};
@@ -438,7 +442,7 @@ class Decoder::Step : private StreamProducts {
 
     // update += the output of the MLP next to the experts, with its weight or norm; `outputs` is memory for it.
     void add_shared(const LayerWeights& weights, const Rows& outputs) {
-        const LinearInput input = normed(weights.mlp_norm, weights.gate, weights.up);
+        const LinearInput input = normed(norm_of_mlp(weights), weights.gate, weights.up);
         expand_all(weights, input);
         const bool has_weight = !weights.shared_router.empty(), has_norm = !weights.after_shared_norm.weight.empty();
         if (!has_weight && !has_norm) return adapted_linear(Adapted::kDown, weights.down, inner_, update_, true);

@@ -314,6 +314,15 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "minicpm3-whole": ("minicpm3", {"q_lora_rank": None, "attention_bias": True, "mlp_bias": True, "v_head_dim": 32}),
     "cohere2-pattern": ("cohere2", {"num_hidden_layers": 5, "layer_types": None}),
+    "cohere2-moe-rms": (
+        "cohere2-moe",
+        {
+            **{"rms_norm_eps": 1e-6, "expert_selection_fn": "softmax", "shared_expert_combination_strategy": "sum"},
+            **{"layer_types": [NEAR, FAR, FAR, NEAR], "mlp_layer_types": ["sparse", "dense", "sparse", "dense"]},
+            **{"prefix_dense_sliding_window_pattern": 2, "attention_bias": True, "tie_word_embeddings": False},
+        },
+    ),
+    "cohere2-moe-raw": ("cohere2-moe", {"num_shared_experts": 0, "norm_topk_prob": False, "num_experts_per_tok": 2}),
     "starcoder2-far": ("starcoder2", {"use_bias": False, "sliding_window": None, "tie_word_embeddings": False}),
     "stablelm-parallel": ("stablelm", {"use_parallel_residual": True, "use_qkv_bias": True}),
     "stablelm-12b": ("stablelm", {"use_parallel_residual": True, "qk_layernorm": True}),

@@ -608,6 +608,22 @@ PUBLISHED: dict[str, tuple[dict[str, object], int]] = {
         },
         12_149_923_072,
     ),
+    "North-Mini-Code-1.0": (
+        {
+            **{"architectures": ["Cohere2MoeForCausalLM"], "expert_selection_fn": "sigmoid"},
+            **{"first_k_dense_replace": 1, "head_dim": 128, "hidden_size": 2048, "intermediate_size": 768},
+            **{
+                "layer_norm_eps": 1e-05,
+                "layer_types": (["full_attention"] + ["sliding_attention"] * 3) * 12 + ["full_attention"],
+            },
+            **{"max_position_embeddings": 500000, "norm_topk_prob": False, "num_attention_heads": 32},
+            **{"num_experts": 128, "num_experts_per_tok": 8, "num_hidden_layers": 49, "num_key_value_heads": 4},
+            **{"num_shared_experts": 0, "prefix_dense_intermediate_size": 3072, "rms_norm_eps": 1e-06},
+            **{"prefix_dense_sliding_window_pattern": 1, "rope_theta": 50000, "sliding_window": 4096},
+            **{"tie_word_embeddings": None, "use_parallel_block": True, "use_qk_norm": False, "vocab_size": 262144},
+        },
+        30_484_303_872,
+    ),
     "gemma-2b": (
         {
             **{"architectures": ["GemmaForCausalLM"], "attention_bias": False, "head_dim": 256, "hidden_act": "gelu"},
@@ -1829,6 +1845,13 @@ def test_a_setting_of_llama_that_is_not_understood_is_refused(
         ("Apertus-8B", {"xielu": [{"a": "b"}] * 32}, "allowed: four numbers for each of the 32 layers"),
         ("Mellum2-12B-A2.5B", {"use_sliding_window": False}, "use_sliding_window is False; allowed: true or null"),
         ("Mellum2-12B-A2.5B", {"rope_scaling": {"rope_type": "yarn"}}, "allowed: null: each kind of layer has its own"),
+        ("North-Mini-Code-1.0", {"use_parallel_block": False}, "use_parallel_block is False; allowed: true"),
+        ("North-Mini-Code-1.0", {"num_shared_experts": 2**20}, "is 1048576; allowed: MLPs of 768 numbers that"),
+        (
+            "North-Mini-Code-1.0",
+            {"layer_types": ["full_attention"] * 49, "prefix_dense_sliding_window_pattern": 4},
+            "a sliding layer, because only those have",
+        ),
         ("c4ai-command-r7b", {"layer_types": ["full_attention"] * 32}, "a sliding layer, because only those have"),
         ("c4ai-command-r7b", {"use_qk_norm": True}, "use_qk_norm is True; allowed: false"),
         (
@@ -1908,11 +1931,6 @@ def test_granite_4_may_lack_positions_and_have_experts(tmp_path: Path) -> None:
     assert spec.experts is not None and (spec.experts.shared_size, spec.experts.intermediate_size) == (2048, 2048)
     without = read(tmp_path, published("granite-4.0-350m", position_embedding_type=None)).spec
     assert {layer.rope for layer in without.layers} == {None}
-
-
-def test_a_spec_of_parallel_layers_has_no_experts() -> None:
-    with pytest.raises(CheckpointError, match="sparse and parallel"):
-        replace(SPECS["experts"], parallel=True)
 
 
 def test_gpt_oss_stretches_its_positions_even_where_its_settings_say_nothing_of_it(tmp_path: Path) -> None:

@@ -142,7 +142,7 @@ SPECS = {
         layers=(LayerSpec(20, rope(10_000.0, 12)), NO_ROPE),
     ),
     # As in Command R+: both sublayers read one layer norm without bias, each head has its own norm, neighbours turn
-    # together, logits are scaled.
+    # together, logits are scaled. As in Command A+: the second one can be experts next to an MLP.
     "parallel": replace(
         PLAIN,
         norm=NormSpec(NormKind.LAYER, 1e-5, bias=False),
@@ -154,7 +154,10 @@ SPECS = {
             qk_norm_scope=NormScope.EACH_HEAD,
             bias=True,
         ),
-        layers=(LayerSpec(20, rope(10_000.0, 12)), NO_ROPE),
+        layers=(LayerSpec(20, rope(10_000.0, 12)), replace(NO_ROPE, sparse=True)),
+        experts=ExpertsSpec(
+            num_experts=4, experts_per_token=2, intermediate_size=16, normalize_weights=True, shared_size=32
+        ),
         tied_head=True,
         logit_scale=0.0625,
         sources=SOURCES

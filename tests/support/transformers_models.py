@@ -515,6 +515,14 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
         },
     ),
+    "cohere2-moe": (
+        "Cohere2Moe",
+        {
+            **{**SIZES, "head_dim": 16, "num_hidden_layers": 4, "sliding_window": 24, "sliding_window_pattern": 2},
+            **{"first_k_dense_replace": 1, "prefix_dense_intermediate_size": 40, "num_experts": 6},
+            **{"num_experts_per_tok": 3, "expert_selection_fn": "sigmoid", "num_shared_experts": 2},
+        },
+    ),
     "starcoder2": ("Starcoder2", {**SIZES, "sliding_window": 24}),
     "stablelm": ("StableLm", SIZES),
     "falcon": ("Falcon", {**SIZES, "new_decoder_architecture": True, "num_kv_heads": 2}),

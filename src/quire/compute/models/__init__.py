@@ -39,6 +39,7 @@ FAMILIES: Final = MappingProxyType(
         "BambaForCausalLM": "quire.compute.models.bamba",
         "BertModel": "quire.compute.models.bert",
         "Cohere2ForCausalLM": "quire.compute.models.cohere2",
+        "Cohere2MoeForCausalLM": "quire.compute.models.cohere2_moe",
         "CohereForCausalLM": "quire.compute.models.cohere",
         "CwmForCausalLM": "quire.compute.models.cwm",
         "DeepseekV2ForCausalLM": "quire.compute.models.deepseek",

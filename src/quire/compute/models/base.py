@@ -21,9 +21,9 @@ One layer; `norm_before`, `norm_after` and `norm_joined` determine its norms:
 
 A `parallel` layer computes both from the same x:
 
-    x ─┬─ ATTENTION_NORM ─ attention ─ AFTER_ATTENTION_NORM ─ + ─ + ─► next layer
-       ├──────────────────────────────────────────────────────┘   │
-       └─ MLP_NORM, or ATTENTION_NORM ─ MLP ─ AFTER_MLP_NORM ─────┘
+    x ─┬─ ATTENTION_NORM ─ attention ─ AFTER_ATTENTION_NORM ─ + ──────── + ─► next layer
+       ├──────────────────────────────────────────────────────┘          │
+       └─ MLP_NORM, or ATTENTION_NORM ─ MLP or experts ─ AFTER_MLP_NORM ─┘
 
 With `layer_inputs`, a layer then adds what it makes of its own input for each token:
 
@@ -223,8 +223,6 @@ class DecoderSpec:
                 _check_shared(self, index, layer.keys_of)
             if layer.skips_previous:
                 _check_skipping(self, index)
-            if layer.sparse and self.parallel:
-                raise CheckpointError("layers", "sparse and parallel", "one of both")
             if layer.sparse and self.experts is None:
                 raise CheckpointError("layers", "sparse without experts", "a spec of experts for sparse layers")
 
