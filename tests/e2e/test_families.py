@@ -23,7 +23,7 @@ FAMILIES = (
     *("smollm3", "olmo2", "olmo3", "granite", "glm4", "cohere", "cohere2", "starcoder2", "stablelm", "falcon"),
     *("gpt-neox", "phi"),
     *("gemma", "glm4-moe", "granite-moe", "mixtral", "olmoe", "qwen2-moe"),
-    *("cohere2-moe", "ernie4-5", "ministral3", "seed-oss"),
+    *("cohere2-moe", "ernie4-5", "ministral", "ministral3", "seed-oss"),
     *("arcee", "ernie4-5-moe", "exaone4", "granite-hybrid", "granite-moe-shared", "hunyuan", "phimoe"),
     *("qwen3-next", "qwen3-5", "qwen3-5-moe", "lfm2", "lfm2-moe", "lfm3", "granite4-h", "nemotron-h"),
     *("arcee", "ernie4-5-moe", "exaone", "exaone4", "granite-hybrid", "granite-moe-shared", "hunyuan", "phimoe"),

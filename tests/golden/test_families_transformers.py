@@ -152,6 +152,7 @@ def test_logits_of_all_positions_are_those_of_transformers(family: Made, engine:
 NEAR, FAR = "sliding_attention", "full_attention"
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral-far": ("mistral", {"sliding_window": None, "head_dim": 16}),
+    "ministral-near": ("ministral", {"layer_types": None, "tie_word_embeddings": True}),
     "mixtral-near": ("mixtral", {"sliding_window": 24, "head_dim": 16, "num_experts_per_tok": 3}),
     "mixtral-tied": ("mixtral", {"rope_parameters": None, "rms_norm_eps": 1e-6, "tie_word_embeddings": True}),
     "arcee-biases": (

@@ -278,6 +278,16 @@ PUBLISHED: dict[str, tuple[dict[str, object], int]] = {
         },
         46_702_792_704,
     ),
+    "Ministral-8B-Instruct-2410": (
+        {
+            **{"architectures": ["MinistralForCausalLM"], "head_dim": 128, "hidden_act": "silu", "hidden_size": 4096},
+            **{"intermediate_size": 12288, "layer_types": (["full_attention"] + ["sliding_attention"] * 3) * 9},
+            **{"max_position_embeddings": 131072, "num_attention_heads": 32, "num_hidden_layers": 36},
+            **{"num_key_value_heads": 8, "rms_norm_eps": 1e-05, "sliding_window": 32768, "vocab_size": 131072},
+            **{"rope_parameters": {"rope_theta": 100000000.0, "rope_type": "default"}, "tie_word_embeddings": False},
+        },
+        8_019_808_256,
+    ),
     "Ministral-3-3B": (  # the text model alone
         {
             **{"architectures": ["Mistral3ForConditionalGeneration"], "dtype": "bfloat16"},

@@ -94,6 +94,10 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "mistral": ("Mistral", {**SIZES, "sliding_window": 24}),
+    "ministral": (
+        "Ministral",
+        {**SIZES, "head_dim": 16, "num_hidden_layers": 3, "layer_types": [FAR, NEAR, NEAR], "sliding_window": 24},
+    ),
     "ministral3": (
         "Ministral3",
         {

@@ -103,6 +103,7 @@ FAMILIES: Final = MappingProxyType(
         "Mamba2ForCausalLM": "quire.compute.models.mamba2",
         "MPNetModel": "quire.compute.models.mpnet",
         "Ministral3ForCausalLM": "quire.compute.models.ministral3",
+        "MinistralForCausalLM": "quire.compute.models.ministral",
         "Mistral3ForConditionalGeneration": "quire.compute.models.mistral3",
         "MistralForCausalLM": "quire.compute.models.mistral",
         "MixtralForCausalLM": "quire.compute.models.mixtral",
