@@ -36,8 +36,8 @@ ARCHITECTURES: Final = MappingProxyType(
         "dots1": "Dots1ForCausalLM",
         "ernie4_5": "Ernie4_5ForCausalLM",
         "ernie4_5-moe": "Ernie4_5_MoeForCausalLM",
-        "exaone": "ExaoneForCausalLM",
         "eurobert": "EuroBertModel",
+        "exaone": "ExaoneForCausalLM",
         "exaone-moe": "ExaoneMoeForCausalLM",
         "exaone4": "Exaone4ForCausalLM",
         "falcon": "FalconForCausalLM",
@@ -110,8 +110,7 @@ BIASED: Final = frozenset(
 LAYER_NORMS: Final = MappingProxyType(
     {
         **dict.fromkeys(("bert", "cohere2", "command-r", "gptneox", "nomic-bert", "olmo"), "layer_norm_eps"),
-        **dict.fromkeys(("jais2", "phi2", "stablelm"), "layer_norm_eps"),
-        **dict.fromkeys(("jina-bert-v3", "phi2", "stablelm"), "layer_norm_eps"),
+        **dict.fromkeys(("jais2", "jina-bert-v3", "phi2", "stablelm"), "layer_norm_eps"),
         **{
             "falcon": "layer_norm_epsilon",
             "modern-bert": "norm_eps",

@@ -1,4 +1,4 @@
-"""Ministral 8B of 2024: Mistral with a window in all layers, or in those that a list names."""
+"""Ministral 8B of 2024: Mistral with a window in every layer, or in those that a list names."""
 
 from __future__ import annotations
 
