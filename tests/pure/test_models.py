@@ -1124,6 +1124,12 @@ def test_exaone_4_has_32_key_value_heads_unless_its_settings_say_otherwise(tmp_p
     assert read(tmp_path, {**without, "num_attention_heads": 64}).spec.attention.num_kv_heads == 32
 
 
+def test_gemma_4_takes_null_for_its_usual_positions(tmp_path: Path) -> None:
+    config = {"architectures": ["Gemma4ForCausalLM"]}
+    usual = read(tmp_path, config).spec
+    assert read(tmp_path, {**config, "rope_parameters": None}).spec == usual
+
+
 def test_llama_2_has_the_published_shape(tmp_path: Path) -> None:
     model = read(tmp_path, LLAMA_2_7B)
     assert model.spec.attention.num_kv_heads == model.spec.attention.num_heads == 32

@@ -39,13 +39,14 @@ from quire.compute.models.rope import FULL, FULL_BASE, LOCAL_BASE, SLIDING, rope
 from quire.compute.models.sublayers import ExpertsSpec, LayerInputsSpec
 from quire.core.kv_spec import KVHeads
 
+ROPES: Final = "rope_parameters"
 DEFAULTS: Final = MappingProxyType(
     {
         **{"vocab_size": 262_144, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 30},
         **{"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "global_head_dim": 512},
         **{"max_position_embeddings": 131_072, "sliding_window": 512, "tie_word_embeddings": True},
         **{"hidden_size_per_layer_input": 256, "num_kv_shared_layers": 0},
-        "rope_parameters": {
+        ROPES: {
             SLIDING: {"rope_type": "default", "rope_theta": LOCAL_BASE},
             FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": FULL_BASE},
         },
@@ -97,8 +98,14 @@ def decoder_spec(config: ConfigFile, max_length: int | None = None) -> DecoderSp
 def gemma4_like(config: ConfigFile, defaults: Mapping[str, object], max_length: int | None) -> DecoderSpec:
     """Return the spec of a model whose settings have these defaults, or of its text model."""
     if not config.is_set("text_config"):
-        return _text_spec(config.over(defaults), max_length)
-    return with_other_tensors(_text_spec(text_config(config).over(defaults), max_length), below(TEXT), OTHERS)
+        return _text_spec(_over(config, defaults), max_length)
+    return with_other_tensors(_text_spec(_over(text_config(config), defaults), max_length), below(TEXT), OTHERS)
+
+
+def _over(config: ConfigFile, defaults: Mapping[str, object]) -> ConfigFile:
+    """Return the settings over their defaults; transformers replaces null for the positions too."""
+    found = config.over(defaults)
+    return found if found.is_set(ROPES) else ConfigFile(found.where, {**found.fields, ROPES: defaults[ROPES]})
 
 
 def _text_spec(config: ConfigFile, max_length: int | None) -> DecoderSpec:
