@@ -80,8 +80,8 @@ void for_each_kernels(Test test) {
 }
 
 inline bool same_bits(const float* one, const float* other, std::size_t count) {
-    return count == 0 ||
-           std::memcmp(one, other, count * sizeof(float)) == 0;  // the data of an empty vector may be null
+    // The data of an empty vector may be null.
+    return count == 0 || std::memcmp(one, other, count * sizeof(float)) == 0;
 }
 
 inline bool same_bits(const std::vector<float>& one, const std::vector<float>& other) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import Final
 
 import numpy as np
@@ -26,8 +27,7 @@ GEMMA4_ENDS: Final = ("<turn|>", "<|tool_response>")
 SUPPRESSED: Final = "tokenizer.ggml.suppress_tokens"
 END_IDS: Final = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
 
-
-SAMPLING: Final = {"temperature": "temp", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
+SAMPLING: Final = MappingProxyType({"temperature": "temp", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"})
 """A setting of generation_config.json → its name after `general.sampling.` in a file."""
 
 
