@@ -175,7 +175,7 @@ def test_each_reader_watches_one_replica_and_a_request_that_kills_both_is_not_to
                 assert len(late.until(lambda found: bool(found.blocks)).blocks) == 4, "watched by two"
             os.kill(server.engines[holder], signal.SIGKILL)
             ended = "the engine process has ended with status -9"
-            down = empty.until(lambda found: ended in {row["failure"] for row in found.last["replicas"]}).last
+            down = empty.until(lambda found: ended in found.failures).failures[ended]
             lost = next(row for row in down["replicas"] if row["failure"])
             assert (lost["state"], lost["blocks"]) == ("restarting", 0)
             assert down["state"] == "ready", "the model still answers"

@@ -14,7 +14,7 @@ from quire.core.clock import ManualClock
 from quire.core.config import EngineConfig
 from quire.core.request import CacheScope, Request
 from quire.engine.records.live import MOST_UNSEEN, LiveFrame, LiveJournal, packed
-from quire.engine.records.stats import EngineStats, ModelState
+from quire.engine.records.stats import EngineStats, ModelState, ReplicaStats
 from quire.serve.errors import ApiError
 from quire.serve.gate import Gate
 from quire.serve.gate_limits import GateLimits
@@ -421,6 +421,19 @@ def test_an_engine_that_is_gone_has_nothing_to_show() -> None:
     model.state = ModelState.READY
     model.show(frame_of(4, range(3)))
     assert len(line_of(live, reader)["blocks"]) == 3
+
+
+def test_why_an_engine_ended_is_told_to_operators_at_once_also_without_a_change_of_its_state() -> None:
+    model = WatchedModel()
+    live, _ = make_live(model)
+    operator, other = live.join(ANYBODY), live.join(tenant("a"))
+    for failure in ("the engine process is ending", "the engine process has ended with status -9"):
+        lost = ReplicaStats(ModelState.RESTARTING, failure, 0, 0, {}, EngineStats())
+        model.counts = replace(model.counts, replicas=(lost,))
+        assert line_of(live, other)["replicas"] == [] and live.states(other) == ("ready",)
+        assert live.states(operator) != operator.states
+        (row,) = line_of(live, operator)["replicas"]
+        assert row["failure"] == failure and live.states(operator) == operator.states
 
 
 def test_what_is_not_whole_is_not_shown() -> None:

@@ -27,6 +27,7 @@ class Picture:
     last: dict[str, Any] = field(default_factory=dict)
     num_listed: int = 0  # ended requests
     tokens_from_disk: int = 0  # of requests that have gone
+    failures: dict[str, dict[str, Any]] = field(default_factory=dict)  # of engines: the last frame that had each
 
     def take_in(self, frame: dict[str, Any]) -> None:
         """Add a frame."""
@@ -52,6 +53,7 @@ class Picture:
             assert total > 0 and computed >= 0 and cached >= from_disk + from_host >= from_host >= 0
             self.tokens_from_disk += from_disk
         self.events += frame["events"]
+        self.failures |= {row["failure"]: frame for row in frame["replicas"] if row["failure"]}
         self.last = frame
         self.check()
 

@@ -118,9 +118,9 @@ class Live:
         return next((name for name in (*self._model_names, *self._model.adapters) if tenant.may_call(name)), "")
 
     def states(self, reader: LiveReader) -> tuple[str, ...]:
-        """Return the server's state, and for an operator each engine's. Does not mutate."""
+        """Return the server's state, and for an operator each engine's with its failure. Does not mutate."""
         replicas = self._model.stats().replicas if reader.name is None else ()
-        return self.state, *(each.state.value for each in replicas)
+        return self.state, *(part for each in replicas for part in (each.state.value, each.failure))
 
     # ---- readers ------------------------------------------------------------------------------------------------
 
