@@ -1,6 +1,7 @@
 """Writes tests/golden/data: tiny models, and their logits by transformers.
 
 Needs torch and transformers:  python scripts/make_goldens.py [qwen3] [families] [encoders] [rope]
+Small quantised matrices, which need bitsandbytes and compressed-tensors too:  python scripts/make_goldens.py quantized
 Weights are rounded to bfloat16 to save space. One file of weights serves all forms of Qwen3 (tied forms ignore its
 head); in the other families each form has its own file, except forms that differ only in rotary positions.
 """
@@ -74,6 +75,8 @@ def main() -> None:
         write_encoders(DATA / "encoders")
     if "rope" in wanted:
         write_rope(DATA / "rope")
+    if "quantized" in wanted:
+        write_quantized(DATA / "quantized")
 
 
 def write_qwen3(folder: Path) -> None:
@@ -142,6 +145,48 @@ def write_rope(folder: Path) -> None:
             frequencies, scale = ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, seq_len=length)
         forms[name] = {"rope": rope, "length": length, "frequencies": frequencies.tolist(), "scale": float(scale)}
     write_cases(folder, {**VERSIONS, "sizes": ROPE_SIZES, "forms": forms})
+
+
+def write_quantized(folder: Path) -> None:
+    """Write matrices as their quantisers store them, each with the weights that the quantiser makes of them again."""
+    import bitsandbytes
+    import compressed_tensors
+    from bitsandbytes import functional
+    from compressed_tensors.compressors.nvfp4.helpers import pack_fp4_to_uint8
+    from compressed_tensors.quantization import QuantizationArgs
+    from compressed_tensors.quantization.lifecycle.forward import dequantize, quantize
+
+    weight = torch.randn(32, 128, generator=torch.Generator().manual_seed(0))
+    files: dict[str, dict[str, torch.Tensor]] = {}
+    for kind in ("nf4", "fp4"):
+        for nested in (False, True):
+            packed, state = functional.quantize_4bit(weight, None, None, 64, nested, kind)
+            tensors = {f"weight.{part}": tensor for part, tensor in state.as_dict(packed=True).items()}
+            expected = functional.dequantize_4bit(packed, state)
+            files[f"{kind}-nested" if nested else kind] = tensors | {"weight": packed, "expected": expected}
+    codes, scales, _ = functional.int8_vectorwise_quant(weight.half())
+    expected = functional.int8_vectorwise_dequant(codes, scales)
+    files["int8"] = {"weight": codes, "SCB": scales, "expected": expected}
+    for kind, size in (("nvfp4", 16), ("mxfp4", 32)):
+        largest = weight.reshape(len(weight), -1, size).abs().amax(-1)
+        strategy = "tensor_group" if kind == "nvfp4" else "group"
+        args = QuantizationArgs(num_bits=4, type="float", strategy=strategy, group_size=size, symmetric=True)
+        whole, exponents = 6 * 448 / weight.abs().max().reshape(1), torch.ceil(torch.log2(largest / 6))
+        is_nested = kind == "nvfp4"
+        scale = (largest * whole / 6).to(torch.float8_e4m3fn).float() if is_nested else torch.exp2(exponents)
+        options = {"args": args, "global_scale": whole if is_nested else None}
+        zero = torch.zeros_like(scale)
+        numbers = quantize(weight, scale, zero, **options)
+        stored = scale.to(torch.float8_e4m3fn) if is_nested else (exponents + 127).to(torch.uint8)
+        tensors = {"weight_packed": pack_fp4_to_uint8(numbers), "weight_scale": stored}
+        tensors |= {"weight_global_scale": whole} if is_nested else {}
+        files[kind] = tensors | {"expected": dequantize(numbers, scale, zero, dtype=torch.float32, **options)}
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, each in files.items():
+        parts = {part if part == "expected" else f"up.{part}": tensor.contiguous() for part, tensor in each.items()}
+        save_file(parts, folder / f"{name}.safetensors")
+    versions = {"bitsandbytes": bitsandbytes.__version__, "compressed-tensors": compressed_tensors.__version__}
+    (folder / "versions.json").write_text(json.dumps(VERSIONS | versions) + "\n")
 
 
 def write_weights(model: Any, path: Path) -> None:

@@ -40,6 +40,7 @@ constexpr BlockType kBlockTypes[] = {
     {"Q6_K", 256, 210, nested(6, 16, false)},
     {"IQ4_NL", 32, 18, kFlat8},
     {"IQ4_XS", 256, 136, nested(8, 32, false)},
+    {"NVFP4", 32, 26, {.bits = 5, .group = 16, .nested = true, .e4m3 = true}},
 };
 
 const BlockType& block_type(StoredType type) {
@@ -70,6 +71,13 @@ void split(const Byte* __restrict packed, const Byte* __restrict fifth, std::int
     for (int i = 0; i < kCodedGroup; ++i) codes[i] |= static_cast<std::int8_t>(apart[i] == 0 ? 0 : 16);
 }
 
+// A block of NVFP4 as quire makes it: the factor of the matrix, two scales, codes of 5 bits.
+void read_nvfp4(const Byte* block, int group, CodedInputs& to) {
+    if (group == 0) std::memcpy(&to.scales.factor, block, sizeof to.scales.factor);
+    std::memcpy(&to.scales.nested[2 * group], block + 4, 2);
+    split(block + 10, block + 6, to.codes + group * kCodedGroup);
+}
+
 // A block of 32 as group `group` of the inputs.
 void read_small_block(StoredType type, const Byte* block, int group, CodedInputs& to) {
     std::int8_t* codes = to.codes + group * kCodedGroup;
@@ -88,6 +96,8 @@ void read_small_block(StoredType type, const Byte* block, int group, CodedInputs
             split(block + 2, codes);
             for (int i = 0; i < kCodedGroup; ++i) codes[i] = kCurve[codes[i]];
             return;
+        case StoredType::kNvfp4:
+            return read_nvfp4(block, group, to);
         default:
             std::memcpy(codes, block + 2, kCodedGroup);
     }
@@ -253,6 +263,7 @@ void widen_row(StoredType type, const std::byte* row, int num_inputs, float* to)
         for (int i = 0; i < count; ++i) {
             const auto of = [&](const CodedInputs::Scales& scales) {
                 if (!coding.nested) return from_float16(scales.floats[i / kCodedGroup]);
+                if (coding.e4m3) return scales.factor * from_e4m3(scales.nested[i / coding.group]);
                 return from_float16(scales.floats[0]) * static_cast<float>(scales.nested[i / coding.group]);
             };
             const float weight = of(coded.scales) * static_cast<float>(coded.codes[i] - middle);
@@ -267,6 +278,11 @@ float from_float16(std::uint16_t bits) {
     // Below the normal numbers, 2^-24 is the unit; above, the exponent moves from a bias of 15 to one of 127.
     const float size = rest < 0x400 ? static_cast<float>(rest) * 0x1p-24F : float_of((rest << 13) + (112U << 23));
     return float_of(bits_of(size) | sign);
+}
+
+float from_e4m3(std::int8_t bits) {
+    // The bits of a float32 with a bias of 7: 2^120 moves it to 127.
+    return float_of(static_cast<std::uint32_t>(bits) << 20) * 0x1p120F;
 }
 
 std::uint16_t to_float16(float value) {

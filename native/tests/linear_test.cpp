@@ -301,6 +301,7 @@ struct Matrix {
 
     float scale_of(const CodedInputs::Scales& scales, int input) const {
         if (!view.coding.nested) return quire::from_float16(scales.floats[input / 32]);
+        if (view.coding.e4m3) return scales.factor * quire::from_e4m3(scales.nested[input / view.coding.group]);
         return quire::from_float16(scales.floats[0]) * static_cast<float>(scales.nested[input / view.coding.group]);
     }
 
@@ -313,6 +314,7 @@ struct Matrix {
 
     // Sets the float16 numbers of a block, at its beginning or its end, to numbers near 1/100.
     void set_scales(std::byte* block, std::size_t bytes, Random& random) const {
+        if (as == StoredType::kNvfp4) return set_nvfp4_scales(block, random);
         const bool last = as == StoredType::kQ6K || as == StoredType::kQ3K || as == StoredType::kQ2K;
         std::byte* first = last ? block + bytes - (as == StoredType::kQ2K ? 4 : 2) : block;
         const bool two = quire::coding_of(as).minimums;
@@ -320,6 +322,13 @@ struct Matrix {
             const std::uint16_t half = quire::to_float16(random.numbers(1)[0] / 100);
             std::memcpy(first + 2 * i, &half, sizeof half);
         }
+    }
+
+    // Sets the scales to numbers with all exponents, and their factor to one of either sign near 1/100.
+    static void set_nvfp4_scales(std::byte* block, Random& random) {
+        const float factor = random.numbers(1)[0] / 100;
+        std::memcpy(block, &factor, sizeof factor);
+        for (int i = 4; i < 6; ++i) block[i] = static_cast<std::byte>(random.below(0x7f));
     }
 };
 
@@ -399,6 +408,12 @@ std::vector<std::byte> described(const Matrix& matrix, int flip) {
             const auto add_scales = [&](CodedInputs::Scales CodedInputs::* which, int group) {
                 for (int output = first; output < end; ++output) {
                     const CodedInputs::Scales& scales = codes_of(output).*which;
+                    if (group < 0 && coding.e4m3) {
+                        unsigned factor;
+                        std::memcpy(&factor, &scales.factor, sizeof factor);
+                        add(factor, 4);
+                        continue;
+                    }
                     if (group < 0 || !coding.nested) add(scales.floats[std::max(group, 0)], 2);
                     if (group >= 0 && coding.nested) add(static_cast<std::uint8_t>(scales.nested[group]), 1);
                 }
@@ -907,7 +922,7 @@ int main() {
             test_padding_is_harmless(kernels, type);
             test_weights_stay_apart(kernels, type);
         }
-        for (int type = static_cast<int>(StoredType::kQ4_0); type <= static_cast<int>(StoredType::kIq4Xs); ++type) {
+        for (int type = static_cast<int>(StoredType::kQ4_0); type <= static_cast<int>(StoredType::kNvfp4); ++type) {
             test_blocks(kernels, static_cast<StoredType>(type));
         }
         if (kernels.has_compact) test_what_is_compact(kernels);

@@ -17,7 +17,8 @@ from quire.compute.weights.codes import coded
 from quire.core.kv_spec import KVCacheSpec, KVGroup
 from support.random_blocks import blocks_of
 
-KINDS = {block.name: block for block in BLOCK_TYPES.values() if block.size > 1 and block.name not in KEPT_AS}
+OF_FILES = [block.name for block in BLOCK_TYPES.values() if block.size > 1 and block.name not in KEPT_AS]
+KINDS = (*OF_FILES, "NVFP4")
 WIDTH, TOKENS = 512, 40  # two of the larger blocks; more than two panels of outputs
 
 

@@ -76,7 +76,7 @@ def held_bytes(source: ModelSource) -> tuple[int, int]:
     return backend.facts.weight_bytes, runner.weight_bytes
 
 
-PACKED = ("gptq", "gptq-8", "awq", "packed", "packed-zeros", "packed-8-channels", "int8")
+PACKED = ("gptq", "gptq-8", "awq", "packed", "packed-zeros", "packed-8-channels", "int8", "mxfp4", "auto-round")
 
 
 @pytest.mark.parametrize("form", PACKED)
@@ -112,7 +112,8 @@ def test_parts_of_one_matrix_may_be_of_different_forms(tmp_path: Path) -> None:
 
 def test_a_weight_takes_the_bits_of_its_codes(tmp_path: Path) -> None:
     large = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8, "num_hidden_layers": 1}
-    for form, bits in (("packed", 4.5), ("packed-8-channels", 8.5), ("packed-zeros", coded_row_bytes("Q5_0", 32) / 4)):
+    five = coded_row_bytes("Q5_0", 32) / 4
+    for form, bits in (("packed", 4.5), ("packed-8-channels", 8.5), ("packed-zeros", five), ("nvfp4", 5.625)):
         folder = write_quantized(tmp_path / form, form, **large)
         model = read_model(ModelFolder(folder))
         matrices = sum(
@@ -156,7 +157,7 @@ def test_a_scale_that_is_not_finite_ends_the_request_and_nothing_else(scale: flo
     assert output.error is not None and "not finite" in output.error
 
 
-@pytest.mark.parametrize("form", ["gptq-act-order", "fp8"])
+@pytest.mark.parametrize("form", ["gptq-act-order", "fp8", "bitsandbytes-4-nested"])
 @pytest.mark.parametrize(
     "settings",
     [
@@ -179,6 +180,8 @@ def test_it_does_so_on_every_backend_and_with_weights_made_at_load(
         ("gptq-8", "auto", "weights quantised by GPTQ, 8 bits: kept as Q8_0 where that is exact", "Q8_0"),
         ("gptq-8", "widened", "weights quantised by GPTQ, 8 bits: widened", "widened"),
         ("fp8", "auto", "weights quantised by fp8: widened", "auto"),
+        ("auto-round", "auto", "weights quantised by AutoRound, 4 bits: kept as Q5_0 where that is exact", "Q5_0"),
+        ("bitsandbytes-4", "auto", "weights quantised by bitsandbytes, 4 bits: widened", "auto"),
     ],
 )
 def test_the_start_says_how_the_weights_are_quantised(

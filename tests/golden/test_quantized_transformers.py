@@ -8,10 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from quire.compute.gguf.blocks import TWICE_E2M1
 from quire.compute.models.source import ModelFolder
-from quire.compute.quantized.fp8 import E4M3
-from quire.compute.quantized.mxfp4 import HALF_E8M0
+from quire.compute.weights.small_floats import E4M3, HALF_E8M0, TWICE_E2M1
 from support.quantized_models import block_fp8, write_tensors
 
 

@@ -23,6 +23,8 @@ def random_blocks(block: BlockType, seed: int) -> np.ndarray:
         blocks[:, at : at + 2] = scales.view(np.uint8).reshape(NUM_BLOCKS, 2)
     if block.name == "MXFP4":
         blocks[:, 0] %= 250  # larger scales overflow, in the reference with a warning
+    if block.name == "NVFP4":
+        blocks[:, :4] %= 127  # the reference reads other bytes as if scales had no sign, and one as zero
     if block.name == "F32":
         blocks = random.normal(0, 1, (NUM_BLOCKS, 1)).astype("<f4").view(np.uint8)
     return blocks

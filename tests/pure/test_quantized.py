@@ -18,20 +18,25 @@ from quire.compute.models.config_file import ConfigFile
 from quire.compute.models.source import ModelFolder
 from quire.compute.quantized import tensors as quantized_tensors
 from quire.compute.quantized.blocks import BLOCKS, HOLDS, blocks_of
-from quire.compute.quantized.fp8 import E4M3
 from quire.compute.quantized.matrix import Groups
 from quire.compute.quantized.methods import quantization_of
 from quire.compute.quantized.tensors import QuantizedTensors
 from quire.compute.weights.bfloat16 import narrowed
 from quire.compute.weights.checkpoint import Checkpoint
+from quire.compute.weights.small_floats import E4M3
 from quire.core.errors import CheckpointError, InvariantError, ModelError
 from support import quantized_models
 from support.quantized_models import (
     AWQ,
+    BITSANDBYTES,
     FORMS,
     FP8,
+    MODELOPT,
+    MXFP4,
+    NVFP4,
     Quantized,
     Tensor,
+    auto_round_settings,
     compressed_settings,
     gguf_blocks,
     gptq_settings,
@@ -51,16 +56,32 @@ def written(folder: Path, tensors: dict[str, Tensor], quantization: object) -> M
     return ModelFolder(folder)
 
 
+def method_of(settings: object) -> Any:
+    """Return the method that settings ask for."""
+    return quantization_of(ConfigFile("config.json", {"quantization_config": settings}), ModelFolder(Path("nowhere")))
+
+
 def widen_e4m3(blocks: Any) -> Any:
     """Return the weights of blocks of E4M3, by the definition."""
     scales = blocks[:, :4].copy().view("<f4").astype(np.float64)
     return (quantized_models.E4M3[blocks[:, 4:]] * scales).astype(np.float32)
 
 
-WIDEN = {**{block.name: block.widen for block in BLOCK_TYPES.values()}, "E4M3": widen_e4m3}
+def widen_nvfp4(blocks: Any) -> Any:
+    """Return the weights of blocks of NVFP4, by the definition."""
+    factors = blocks[:, :4].copy().view("<f4")
+    scales = np.repeat(quantized_models.E4M3[blocks[:, 4:6]].astype(np.float32) * factors, 16, axis=1)
+    fifth = np.unpackbits(blocks[:, 6:10], axis=1, bitorder="little")
+    others = np.concatenate([blocks[:, 10:] & 15, blocks[:, 10:] >> 4], axis=1)
+    return ((others + 16.0 * fifth - 16) * scales.astype(np.float64)).astype(np.float32)
+
+
+WIDEN = {**{block.name: block.widen for block in BLOCK_TYPES.values()}, "E4M3": widen_e4m3, "NVFP4": widen_nvfp4}
 TYPES = {  # what a form becomes whose groups are a multiple of 32
-    **dict.fromkeys(("gptq", "gptq-one-group", "gptq-v2", "awq", "packed-zeros"), "Q5_0"),
+    **dict.fromkeys(("gptq", "gptq-one-group", "gptq-v2", "awq", "packed-zeros", "mxfp4"), "Q5_0"),
+    **dict.fromkeys(("auto-round", "auto-round-gptqmodel", "auto-round-awq"), "Q5_0"),
     **dict.fromkeys(("gptq-8", "packed-8-channels", "int8"), "Q8_0"),
+    **dict.fromkeys(("nvfp4", "modelopt-nvfp4"), "NVFP4"),
     "packed": "Q4_0",
 }
 
@@ -122,8 +143,13 @@ def cases(draw: st.DrawFn) -> tuple[dict[str, Any], Any, tuple[int, int], slice]
             partial(quantized_models.compressed_fp8, block=block),
         ),
         "fp8": ({**FP8, "weight_block_size": list(block)}, partial(quantized_models.block_fp8, block=block)),
+        "nvfp4": (NVFP4 if flag else MODELOPT, partial(quantized_models.nvfp4, compressed=flag)),
+        "mxfp4": (MXFP4, quantized_models.packed_mxfp4),
+        "bitsandbytes": (BITSANDBYTES, partial(quantized_models.bitsandbytes_4, block=2 * bits, nested=flag)),
     }
-    settings, write = forms[draw(st.sampled_from(sorted(forms)))]
+    name = draw(st.sampled_from(sorted(forms)))
+    settings, write = forms[name]
+    num_inputs *= 4 if name in ("nvfp4", "mxfp4") else 1 + (bits == 8)
     start = draw(st.integers(0, out - 1))
     return settings, write, (out, num_inputs), slice(start, draw(st.integers(start + 1, out)))
 
@@ -144,7 +170,7 @@ def test_every_form_is_read_and_stays_packed_where_blocks_are_exact(form: str, t
     folder = written(tmp_path, matrix.tensors, FORMS[form][0])
     require_same(folder, matrix.weights, slice(3, 50))
     assert folder.block_types() == ({f"{STEM}.weight": TYPES[form]} if form in TYPES else {})
-    if form in TYPES:
+    if TYPES.get(form, "NVFP4") != "NVFP4":
         assert folder.tensors().block_rows(f"{STEM}.weight").tobytes() == gguf_blocks(TYPES[form], matrix).tobytes()
 
 
@@ -252,7 +278,7 @@ def test_blocks_hold_every_integer_of_their_type(seed: int, kind: str, chunk: in
     integers = random.integers(numbers[0], numbers[-1] + 1, (3, 64))
     integers[0, :2] = numbers[0], numbers[-1]
     scales = random.standard_normal((3, 2)).astype(np.float16)
-    blocks = blocks_of(kind, integers, Groups(scales, 0, 32))
+    blocks = blocks_of(kind, integers, Groups(scales, 0, 32, numbers))
     right = integers * np.repeat(scales.astype(np.float32), 32, axis=1)
     assert np.array_equal(WIDEN[kind](blocks.reshape(-1, BLOCKS[kind][1])).reshape(3, 64), right)
 
@@ -324,6 +350,9 @@ def f16(*shape: int) -> Tensor:
     return "F16", np.zeros(shape, np.float16)
 
 
+STATE = "weight.quant_state.bitsandbytes__nf4"
+
+
 WRONG_PARTS: list[tuple[str, dict[str, Tensor | None], str]] = [
     ("gptq", {"qzeros": None}, f"matrix '{STEM}' is 'without {STEM}.qzeros'; allowed: with every tensor"),
     ("gptq", {"qweight": i32(12, 64, 1)}, "qweight': shape is [12, 64, 1]; allowed: 2 dimensions"),
@@ -351,6 +380,21 @@ WRONG_PARTS: list[tuple[str, dict[str, Tensor | None], str]] = [
     ("fp8", {"weight_scale_inv": f16(2, 5)}, "shape is [2, 5]; allowed: [2, 4]"),
     ("fp8-tensor", {"weight_scale_inv": f16(2)}, "shape is [2]; allowed: [1]"),
     ("fp8-tensor", {"weight_scale_inv": f16(2, 4)}, "shape is [2, 4]; allowed: 1 dimensions"),
+    ("nvfp4", {"weight_global_scale": None}, f"is 'without {STEM}.weight_global_scale'"),
+    ("nvfp4", {"weight_global_scale": f16(1)}, "weight_global_scale': dtype is 'F16'; allowed: one of F32"),
+    ("nvfp4", {"weight_packed": ("U8", np.zeros((64, 47), np.uint8))}, "shape is [64, 47]; allowed: [64, 48]"),
+    ("nvfp4", {"weight_scale": f16(64, 6)}, "weight_scale': dtype is 'F16'; allowed: one of F8_E4M3"),
+    ("nvfp4", {"weight": f16(64, 96)}, f"tensor '{STEM}.weight' is 'given twice'"),
+    ("modelopt-nvfp4", {"weight": f16(64, 48)}, "weight': dtype is 'F16'; allowed: one of U8"),
+    ("mxfp4", {"weight_packed": ("U8", np.zeros((64, 47), np.uint8))}, "shape is [64, 47]; allowed: [64, 48]"),
+    ("bitsandbytes-8", {"SCB": ("F32", np.zeros(63, np.float32))}, "SCB': shape is [63]; allowed: [64]"),
+    ("bitsandbytes-8", {"weight": f16(64, 96)}, "weight': dtype is 'F16'; allowed: one of I8"),
+    ("bitsandbytes-4", {STATE: None}, f"is 'without {STEM}.{STATE}'"),
+    (
+        "bitsandbytes-4",
+        {STATE: ("U8", np.zeros(4097, np.uint8))},
+        "'described in 4097 bytes'; allowed: in at most",
+    ),
 ]
 
 
@@ -365,6 +409,146 @@ def test_parts_that_do_not_agree_are_refused_before_they_are_mapped(
         folder.tensors()
     assert message in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def state_of(**changes: object) -> Tensor:
+    """Return what describes a matrix of bitsandbytes."""
+    state = {"quant_type": "nf4", "blocksize": 32, "dtype": "bfloat16", "shape": [64, 96], **changes}
+    return "U8", np.frombuffer(json.dumps(state).encode(), np.uint8)
+
+
+def u8(*shape: int) -> Tensor:
+    return "U8", np.zeros(shape, np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({STATE: ("U8", np.frombuffer(b"[" * 900, np.uint8))}, f"{STATE}'"),
+        ({STATE: ("U8", np.frombuffer(b"nothing\xff", np.uint8))}, f"{STATE}'"),
+        ({STATE: state_of(shape=[64])}, "shape is [64]; allowed: two integers from 1"),
+        ({STATE: state_of(shape=[0, 96])}, "shape is [0, 96]; allowed: two integers from 1"),
+        ({STATE: state_of(shape=[1 << 23, 1 << 23])}, "weight': shape is [3072, 1]; allowed: [35184372088832, 1]"),
+        ({STATE: state_of(blocksize=64)}, "is '96 inputs'; allowed: a multiple of 2 and of the 64 that share a scale"),
+        ({STATE: state_of(shape=[2048, 3], blocksize=3)}, "is '3 inputs'; allowed: a multiple of 2 and of the 3"),
+        ({STATE: state_of(blocksize=0)}, "blocksize is 0; allowed: an integer from 1"),
+        ({STATE: state_of(nested_offset="0")}, "nested_offset is '0'; allowed: a number"),
+        ({"weight": u8(3071, 1)}, "weight': shape is [3071, 1]; allowed: [3072, 1]"),
+        ({"weight": f16(3072, 1)}, "weight': dtype is 'F16'; allowed: one of U8"),
+        ({"weight.quant_map": f16(16)}, "weight.quant_map': dtype is 'F16'; allowed: one of F32"),
+        ({"weight.absmax": ("F32", np.ones(191, np.float32))}, "weight.absmax': shape is [191]; allowed: [192]"),
+        ({"weight.absmax": u8(192)}, "weight.absmax': dtype is 'U8'; allowed: one of F32"),
+        (
+            {"weight.nested_absmax": ("F32", np.ones(39, np.float32))},
+            "weight.absmax': dtype is 'F32'; allowed: one of U8",
+        ),
+    ],
+)
+def test_a_matrix_of_bitsandbytes_is_checked_against_what_describes_it(
+    changes: dict[str, Tensor], message: str, tmp_path: Path
+) -> None:
+    folder = written(tmp_path, {**matrix_of("bitsandbytes-4").tensors, **changes}, BITSANDBYTES)
+    with pytest.raises(CheckpointError) as refused:
+        folder.tensors()
+    assert message in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_numbers_in_the_order_of_a_kernel_are_refused_when_they_are_read(tmp_path: Path) -> None:
+    settings = FORMS["bitsandbytes-8"][0]
+    parts = {**matrix_of("bitsandbytes-8").tensors, "weight_format": ("U8", np.array(2, np.uint8))}
+    with pytest.raises(CheckpointError, match="'stored in the order of a kernel'; allowed: row by row"):
+        written(tmp_path, parts, settings).tensors().tensor(f"{STEM}.weight")
+
+
+def mixed(*settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of a folder with the groups of several."""
+    groups = {
+        f"group_{index}": {**each["config_groups"]["group_0"], "format": each["format"]}
+        for index, each in enumerate(settings)
+    }
+    return {**settings[0], "format": "mixed-precision", "config_groups": groups}
+
+
+MIXED_MODELOPT = {
+    **MODELOPT,
+    "quant_algo": "MIXED_PRECISION",
+    "quantized_layers": {
+        "a": {"quant_algo": "FP8"},
+        "b": {"quant_algo": "NVFP4", "group_size": 16},
+        "c": {"quant_algo": "FP8"},
+    },
+}
+
+
+@pytest.mark.parametrize("form", ["nvfp4", "float8", "packed", "int8", "mxfp4", "modelopt-nvfp4", "modelopt-fp8"])
+def test_each_matrix_of_a_folder_may_be_in_another_format(form: str, tmp_path: Path) -> None:
+    settings = mixed(NVFP4, FLOAT8, PACKED, FORMS["int8"][0], MXFP4)
+    matrix = matrix_of(form)
+    folder = written(tmp_path, matrix.tensors, MIXED_MODELOPT if "modelopt" in form else settings)
+    require_same(folder, matrix.weights, slice(3, 50))
+    assert folder.block_types().get(f"{STEM}.weight", "") == TYPES.get(form, "")
+
+
+def test_a_matrix_in_none_or_several_of_the_formats_of_a_folder_is_refused(tmp_path: Path) -> None:
+    eight = compressed_settings("pack-quantized", num_bits=8, strategy="channel")
+    four = compressed_settings("pack-quantized", num_bits=4, strategy="channel")
+    both = {**matrix_of("nvfp4").tensors, **matrix_of("float8").tensors}
+    cases = [
+        (matrix_of("packed-8-channels").tensors, mixed(eight, four), "stored so that several formats fit"),
+        (matrix_of("int8").tensors, mixed(NVFP4, FLOAT8), "stored in none of the folder's formats"),
+        (both, mixed(NVFP4, FLOAT8), "stored in none of the folder's formats"),
+    ]
+    for parts, settings, message in cases:
+        with pytest.raises(CheckpointError, match=message):
+            written(tmp_path, parts, settings).tensors()
+    assert (
+        method_of(mixed(NVFP4, FLOAT8, NVFP4)).name
+        == "compressed-tensors, nvfp4-pack-quantized and float-quantized, 8 bits"
+    )
+
+
+def test_settings_of_modelopt_may_be_in_a_file_of_their_own(tmp_path: Path) -> None:
+    matrix = matrix_of("modelopt-nvfp4")
+    written(tmp_path, matrix.tensors, None)
+    own = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4", "exclude_modules": ["lm_head"]}}
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(own))
+    require_same(ModelFolder(tmp_path), matrix.weights, slice(3, 50))
+    own["quantization"] = {"quant_algo": None, "kv_cache_quant_algo": "FP8"}
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(own))
+    assert not isinstance(ModelFolder(tmp_path).tensors(), QuantizedTensors)
+
+
+@pytest.mark.parametrize(
+    ("scale", "whole", "is_packed"),
+    [(0x7E, 1.0, True), (0x00, -255.0, True), (0x7F, 1.0, False), (0x80, 1.0, False), (0x38, 256.0, False),
+     (0x38, np.inf, False), (0x38, np.nan, False)],
+)  # fmt: skip
+def test_scales_that_blocks_of_nvfp4_lack_keep_a_matrix_out_of_them(
+    scale: int, whole: float, is_packed: bool, tmp_path: Path
+) -> None:
+    parts = matrix_of("modelopt-nvfp4").tensors
+    parts["weight_scale"][1][7, 3] = scale
+    parts["weight_scale_2"] = ("F32", np.array(whole, np.float32))
+    folder = written(tmp_path, parts, MODELOPT)
+    weights = folder.tensors().tensor(f"{STEM}.weight")
+    assert np.isfinite(weights).all() == (scale != 0x7F and bool(np.isfinite(whole)))
+    assert bool(folder.block_types()) == is_packed
+    if is_packed:
+        blocks = folder.tensors().block_rows(f"{STEM}.weight")
+        assert np.array_equal(widen_nvfp4(blocks.reshape(-1, 26)).reshape(weights.shape), weights)
+
+
+def test_modules_that_auto_round_left_alone_are_floats(tmp_path: Path) -> None:
+    kept = {STEM: {"bits": 16, "data_type": "float"}, "same": {"bits": 4, "group_size": 32}}
+    settings = auto_round_settings(None, extra_config=kept)
+    assert method_of(settings).unconverted == (STEM,)
+    with pytest.raises(CheckpointError, match="is 'quantised'; allowed: floats"):
+        written(tmp_path, matrix_of("gptq-v2").tensors, settings).tensors()
+    for old in ("intel/auto-round", "auto-round"):
+        matrix = matrix_of("gptq")
+        same = {**auto_round_settings(None), "quant_method": old, "backend": "auto_round:gptq:exllamav2"}
+        require_same(written(tmp_path, matrix.tensors, same), matrix.weights, slice(0, 9))
 
 
 @pytest.mark.parametrize("wrong", [-1, 3, 1 << 30])
@@ -387,12 +571,16 @@ def test_a_matrix_that_is_not_converted_must_not_be_quantised(listed: str, tmp_p
 @pytest.mark.parametrize(
     ("settings", "method"),
     [
-        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "'bitsandbytes'"),
+        ({"quant_method": "hqq"}, "'hqq'"),
         ({"quant_method": "quark"}, "'quark'"),
+        ({**MODELOPT, "quant_algo": "W4A8_AWQ"}, "ModelOpt with the algorithm 'W4A8_AWQ'"),
+        ({"quant_method": "modelopt"}, "ModelOpt with the algorithm None"),
+        (auto_round_settings("auto_round:fp8"), "AutoRound in the layout 'auto_round:fp8'"),
+        (auto_round_settings("auto_gptq"), "AutoRound in the layout 'auto_gptq'"),
         ({"quant_method": "x" * 1000}, "'xxxxxx"),
-        (compressed_settings("nvfp4-pack-quantized"), "compressed-tensors in the format 'nvfp4-pack-quantized'"),
+        (compressed_settings("mixed-precision"), "compressed-tensors in the format 'mixed-precision'"),
         (compressed_settings("marlin-24"), "compressed-tensors in the format 'marlin-24'"),
-        ({"quant_method": "compressed-tensors"}, "compressed-tensors in the format None"),
+        ({"quant_method": "compressed-tensors", "config_groups": {"a": {}}}, "compressed-tensors in the format None"),
         ({**AWQ, "version": "gemv"}, "AWQ in the layout 'gemv'"),
         ({**AWQ, "version": 4}, "AWQ in the layout 4"),
         ({**AWQ, "format": "llm-awq"}, "AWQ in the layout 'llm-awq'"),
@@ -403,7 +591,7 @@ def test_a_matrix_that_is_not_converted_must_not_be_quantised(listed: str, tmp_p
 )
 def test_other_methods_are_refused_by_name_in_one_line(settings: dict[str, Any], method: str) -> None:
     with pytest.raises(ModelError) as refused:
-        quantization_of(ConfigFile("config.json", {"quantization_config": settings}))
+        method_of(settings)
     said = str(refused.value)
     assert f"config.json: quantization_config: weights quantised by {method}" in said
     assert "which quire does not read. Use the model from before it was quantised, with --weights int8" in said
@@ -419,7 +607,7 @@ def scheme(**changes: object) -> dict[str, Any]:
     ("settings", "message"),
     [
         ([], "quantization_config is []; allowed: an object"),
-        ({}, "quant_method is None; allowed: one of awq, compressed-tensors, fp8, gptq"),
+        ({}, "quant_method is None; allowed: one of auto-round, awq, bitsandbytes, compressed-tensors, fbgemm_fp8"),
         ({"quant_method": ["gptq"]}, "quant_method is ['gptq']; allowed: one of"),
         (gptq_settings(bits=3), "bits is 3; allowed: 4 or 8"),
         (gptq_settings(bits=None), "bits is None; allowed: an integer from 1"),
@@ -436,10 +624,20 @@ def scheme(**changes: object) -> dict[str, Any]:
         ({"quant_method": "fp8"}, "weight_block_size is None; allowed: two integers from 1, such as [128"),
         ({**FP8, "weight_block_size": [0, 128]}, "weight_block_size is [0, 128]; allowed: two integers"),
         ({**FP8, "weight_block_size": [True, 128]}, "weight_block_size is [True, 128]; allowed: two integers"),
-        ({**PACKED, "config_groups": {}}, "config_groups is {}; allowed: one group, or several with the same weights"),
+        ({**PACKED, "config_groups": {}}, "config_groups is {}; allowed: at least one group"),
         ({**PACKED, "config_groups": {"W4A16": ["Linear"]}}, "W4A16 is ['Linear']; allowed: an object"),
-        ({**PACKED, "config_groups": {**PACKED["config_groups"], "b": scheme(num_bits=8)["config_groups"]["group_0"]}},
-         "allowed: one group, or several with the same weights"),
+        (compressed_settings("nvfp4-pack-quantized", type="float", num_bits=4, group_size=32), "group_size is 32; al"),
+        (compressed_settings("mxfp4-pack-quantized", type="int", num_bits=4, group_size=32), "type is 'int'; allowed:"),
+        (compressed_settings("mxfp4-pack-quantized", type="float", num_bits=8, group_size=32), "num_bits is 8; allow"),
+        ({**MODELOPT, "group_size": 32}, "group_size is 32; allowed: 16"),
+        ({**MODELOPT, "quant_algo": "MIXED_PRECISION"}, "quantized_layers is None; allowed: the settings of at least"),
+        ({"quant_method": "bitsandbytes"}, "load_in_4bit is None; allowed: true, or load_in_8bit is"),
+        ({**BITSANDBYTES, "load_in_4bit": "yes"}, "load_in_4bit is 'yes'; allowed: true or false"),
+        (auto_round_settings("auto_round:auto_gptq", bits=2), "bits is 2; allowed: 4 or 8"),
+        (auto_round_settings(None, bits=2), "bits is 2; allowed: 4 or 8"),
+        (auto_round_settings("auto_round:auto_awq", bits=8), "bits is 8; allowed: 4"),
+        (auto_round_settings("auto_round:auto_gptq", data_type="mx_fp"), "data_type is 'mx_fp'; allowed: 'int' or nu"),
+        (auto_round_settings("auto_round:auto_gptq", extra_config={"a": {"bits": 8}}), "allowed: only modules that ar"),
         (scheme(num_bits=2), "weights: num_bits is 2; allowed: 4 or 8"),
         (scheme(type="float"), "weights: type is 'float'; allowed: 'int' or null"),
         (scheme(strategy="tensor"), "weights: strategy is 'tensor'; allowed: one of channel, group"),
@@ -456,12 +654,12 @@ def scheme(**changes: object) -> dict[str, Any]:
 )  # fmt: skip
 def test_settings_that_are_not_understood_are_refused(settings: object, message: str) -> None:
     with pytest.raises(CheckpointError) as refused:
-        quantization_of(ConfigFile("config.json", {"quantization_config": settings}))
+        method_of(settings)
     assert message in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
 def test_modules_that_are_left_out_are_no_change_of_bits() -> None:
     settings = gptq_settings(dynamic={"-:lm_head": {}}, checkpoint_format="gptq_v2")
-    assert quantization_of(ConfigFile("config.json", {"quantization_config": settings})) is not None
-    assert quantization_of(ConfigFile("config.json", {"quantization_config": None})) is None
+    assert method_of(settings) is not None
+    assert method_of(None) is None

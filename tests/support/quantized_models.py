@@ -1,4 +1,4 @@
-"""Writes folders as the packers of GPTQ, AWQ, compressed-tensors and fp8 do, and the weights that they stand for.
+"""Writes folders as the packers of quantised models do, and the weights that they stand for.
 
 Everything is written down plainly, one code after the other, and shares no line with the reader.
 """
@@ -236,6 +236,102 @@ def compressed_fp8(
     return Quantized({"weight": ("F8_E4M3", data), "weight_scale": ("F32", scales)}, stands_for)
 
 
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+
+
+def nearest(numbers: NDArray[Any], values: NDArray[Any]) -> NDArray[np.uint8]:
+    """Return the index of the value that is nearest to each number."""
+    return np.abs(numbers[..., None] - values).argmin(-1).astype(np.uint8)
+
+
+def pairs(codes: NDArray[np.uint8], *, upper_first: bool = False) -> NDArray[np.uint8]:
+    """Return codes of 4 bits, two in a byte."""
+    low, high = codes[..., 0::2], codes[..., 1::2]
+    return low << 4 | high if upper_first else low | high << 4
+
+
+def in_e2m1(weight: NDArray[Any], scales: NDArray[np.float32], size: int) -> tuple[Any, Quantized]:
+    """Return a matrix as e2m1 in bytes, and what it stands for; `scales`: of each `size` inputs."""
+    of_inputs = np.repeat(scales, size, axis=1).astype(np.float64)
+    codes = nearest(weight / np.where(of_inputs, of_inputs, 1), E2M1)
+    doubles, halves = (2 * E2M1[codes]).astype(np.int64), (of_inputs / 2).astype(np.float32)
+    return pairs(codes), Quantized({}, (E2M1[codes] * of_inputs).astype(np.float32) + 0, doubles, halves)
+
+
+def nvfp4(weight: NDArray[Any], random: np.random.Generator, *, compressed: bool = False) -> Quantized:
+    largest = np.abs(weight.reshape(len(weight), -1, 16)).max(2)
+    whole = np.float32(largest.max() / (6 * 448))
+    stored = np.float32(1 / whole) if compressed else whole
+    scales = as_e4m3(largest / (6 * np.float64(whole)))
+    products = E4M3[scales].astype(np.float32) * (np.float32(1) / stored if compressed else stored)
+    data, matrix = in_e2m1(weight, products, 16)
+    names = ("weight_packed", "weight_global_scale") if compressed else ("weight", "weight_scale_2")
+    shape = (1,) if compressed else ()
+    tensors = {
+        names[0]: ("U8", data),
+        "weight_scale": ("F8_E4M3", scales),
+        names[1]: ("F32", np.full(shape, stored, np.float32)),
+        "input_global_scale" if compressed else "input_scale": ("F32", np.ones(shape, np.float32)),
+    }
+    return Quantized(tensors, matrix.weights)
+
+
+def packed_mxfp4(weight: NDArray[Any], random: np.random.Generator) -> Quantized:
+    largest = np.abs(weight.reshape(len(weight), -1, 32)).max(2) + 1e-6
+    exponents = np.ceil(np.log2(largest / 6)).astype(np.int64)
+    data, matrix = in_e2m1(weight, np.ldexp(np.float32(1), exponents), 32)
+    tensors = {"weight_packed": ("U8", data), "weight_scale": ("U8", (exponents + 127).astype(np.uint8))}
+    return Quantized(tensors, matrix.weights, matrix.integers, matrix.scales)
+
+
+NF4 = np.sort(np.random.default_rng(4).uniform(-1, 1, 16)).astype(np.float32)
+"""Not the numbers of nf4: the file has a table, and readers must use it."""
+
+
+def bitsandbytes_4(
+    weight: NDArray[Any], random: np.random.Generator, *, block: int = 32, nested: bool = False
+) -> Quantized:
+    out, num_inputs = weight.shape
+    scales = np.abs(weight.reshape(-1, block)).max(1).astype(np.float32)
+    state: dict[str, object] = {
+        "quant_type": "nf4",
+        "blocksize": block,
+        "dtype": "bfloat16",
+        "shape": [out, num_inputs],
+    }
+    tensors: dict[str, Tensor] = {"weight.absmax": ("F32", scales)}
+    if nested:
+        mean, outer = np.float32(scales.mean()), 5
+        table = np.sort(random.uniform(-1, 1, 256)).astype(np.float32)
+        owners = np.arange(len(scales)) // outer
+        most = np.array([np.abs(scales[owners == n] - mean).max() + 1e-6 for n in range(owners[-1] + 1)], np.float32)
+        codes = nearest((scales - mean) / most[owners], table)
+        scales = (table[codes] * most[owners]).astype(np.float32) + mean
+        state |= {"nested_blocksize": outer, "nested_dtype": "float32", "nested_offset": float(mean)}
+        tensors = {
+            "weight.absmax": ("U8", codes),
+            "weight.nested_absmax": ("F32", most),
+            "weight.nested_quant_map": ("F32", table),
+        }
+    of_weights = np.repeat(scales, block).reshape(weight.shape).astype(np.float64)
+    codes = nearest(weight / np.where(of_weights, of_weights, 1), NF4)
+    text = np.frombuffer(json.dumps(state).encode(), np.uint8)
+    tensors |= {
+        "weight": ("U8", pairs(codes, upper_first=True).reshape(-1, 1)),
+        "weight.quant_map": ("F32", NF4),
+        "weight.quant_state.bitsandbytes__nf4": ("U8", text),
+    }
+    return Quantized(tensors, (NF4[codes] * of_weights).astype(np.float32))
+
+
+def bitsandbytes_8(weight: NDArray[Any], random: np.random.Generator) -> Quantized:
+    most = np.abs(weight).max(1).astype(np.float32)
+    scales = most * np.float32(1 / 127)
+    codes = np.clip(np.rint(weight / scales[:, None]), -127, 127).astype(np.int8)
+    tensors = {"weight": ("I8", codes), "SCB": ("F32", most), "weight_format": ("U8", np.zeros((), np.uint8))}
+    return Quantized(tensors, (codes * scales[:, None].astype(np.float64)).astype(np.float32))
+
+
 def compressed_settings(layout: str, **weights: object) -> dict[str, Any]:
     scheme = {"targets": ["Linear"], "weights": weights, "input_activations": None}
     groups = {"config_groups": {"group_0": scheme}, "ignore": ["lm_head"], "kv_cache_scheme": None}
@@ -246,6 +342,15 @@ def gptq_settings(**changes: object) -> dict[str, Any]:
     return {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": False, **changes}
 
 
+def auto_round_settings(layout: str | None, **changes: object) -> dict[str, Any]:
+    settings = {"quant_method": "auto-round", "bits": 4, "group_size": 32, "sym": False, "data_type": "int", **changes}
+    return settings | ({} if layout is None else {"packing_format": layout})
+
+
+BITSANDBYTES = {"quant_method": "bitsandbytes", "load_in_4bit": True, "load_in_8bit": False}
+MODELOPT = {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head", "model.layers.*.mlp.gate"]}
+NVFP4 = compressed_settings("nvfp4-pack-quantized", num_bits=4, type="float", strategy="tensor_group", group_size=16)
+MXFP4 = compressed_settings("mxfp4-pack-quantized", num_bits=4, type="float", strategy="group", group_size=32)
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [40, 24]}
 WHOLE_FP8 = {"quant_method": "fp8", "activation_scheme": "static", "dequantize": False, "weight_block_size": None}
@@ -291,6 +396,17 @@ FORMS: Mapping[str, tuple[dict[str, Any], Quantize]] = {
     "fp8-tensor": (WHOLE_FP8, partial(block_fp8, block=(0, 0), single=())),
     "fp8-tensor-1": (WHOLE_FP8, partial(block_fp8, block=(0, 0), single=(1,), scale_dtype="F32")),
     "fp8-float-scales": (FP8, partial(block_fp8, scale_dtype="F32")),
+    "fbgemm": ({"quant_method": "fbgemm_fp8"}, partial(compressed_fp8, block=(1, 0))),
+    "modelopt-fp8": (MODELOPT | {"quant_algo": "FP8"}, partial(compressed_fp8, block=(0, 0), single=True)),
+    "modelopt-nvfp4": (MODELOPT, nvfp4),
+    "nvfp4": (NVFP4, partial(nvfp4, compressed=True)),
+    "mxfp4": (MXFP4, packed_mxfp4),
+    "auto-round": (auto_round_settings("auto_round:auto_gptq"), gptq),
+    "auto-round-gptqmodel": (auto_round_settings("auto_round:gptqmodel"), partial(gptq, v2=True)),
+    "auto-round-awq": (auto_round_settings("auto_round:auto_awq"), awq),
+    "bitsandbytes-4": (BITSANDBYTES, bitsandbytes_4),
+    "bitsandbytes-4-nested": (BITSANDBYTES, partial(bitsandbytes_4, nested=True)),
+    "bitsandbytes-8": ({**BITSANDBYTES, "load_in_4bit": False, "load_in_8bit": True}, bitsandbytes_8),
 }
 """Every form that quire reads: its quantization_config, and how a matrix becomes one."""
 

@@ -1,4 +1,4 @@
-"""Random blocks of every type of GGUF and of E4M3, and the numbers that they stand for."""
+"""Random blocks of every type of GGUF, of E4M3 and of NVFP4, and the numbers that they stand for."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ def blocks_of(kind: str, num_rows: int, width: int = 512) -> tuple[NDArray[np.ui
     """Return rows of random blocks, or of numbers of F16, and the numbers that they stand for."""
     if kind == "E4M3":
         return e4m3_blocks_of(num_rows, width)
+    if kind == "NVFP4":
+        return nvfp4_blocks_of(num_rows, width)
     random, block = np.random.default_rng(0), TYPES[kind]
     data = random.integers(0, 256, (num_rows * width // block.size, block.num_bytes), np.uint8)
     for at in SCALES_AT.get(kind, (0, 2) if kind != "F16" and CODINGS[kind].minimums else (0,)):
@@ -31,3 +33,28 @@ def e4m3_blocks_of(num_rows: int, width: int) -> tuple[NDArray[np.uint8], NDArra
     data = random.choice(np.flatnonzero(~np.isnan(E4M3)), (len(scales), 128)).astype(np.uint8)
     numbers = (E4M3[data] * scales.astype(np.float64)).astype(np.float32)
     return np.concatenate([scales.view(np.uint8), data], axis=1).reshape(num_rows, -1), numbers.reshape(num_rows, width)
+
+
+def nvfp4_blocks_of(num_rows: int, width: int) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+    """Return rows of blocks of 32 integers of 5 bits; each 16 have one of all scales from 0 on."""
+    random = np.random.default_rng(0)
+    factors = random.normal(0, 0.01, num_rows).astype("<f4")
+    scales = random.integers(0, 0x7F, (num_rows, width // 32, 2)).astype(np.uint8)
+    integers = random.integers(-16, 16, (num_rows, width // 32, 32))
+    blocks = b"".join(
+        nvfp4_block(factors[row], scales[row, block], integers[row, block])
+        for row in range(num_rows)
+        for block in range(width // 32)
+    )
+    products = E4M3[scales].astype(np.float32) * factors[:, None, None]  # rounded before the integers multiply them
+    numbers = integers * np.repeat(products, 16, axis=2).astype(np.float64)
+    data = np.frombuffer(blocks, np.uint8).reshape(num_rows, -1)
+    return data, numbers.astype(np.float32).reshape(num_rows, width)
+
+
+def nvfp4_block(factor: np.float32, scales: NDArray[np.uint8], integers: NDArray[np.int64]) -> bytes:
+    """Return a block: a factor, two scales, the fifth bit of each integer plus 16, and the others."""
+    n = [int(integer) + 16 for integer in integers]
+    fifth = sum((each >> 4) << place for place, each in enumerate(n)).to_bytes(4, "little")
+    others = bytes(n[place] & 15 | (n[place + 16] & 15) << 4 for place in range(16))
+    return factor.tobytes() + scales.tobytes() + fifth + others

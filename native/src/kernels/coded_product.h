@@ -28,10 +28,10 @@ struct CodedFetch {
 };
 
 // The coding of a matrix, as compile-time constants.
-template <int kBits_, int kGroup_, bool kNested_>
+template <int kBits_, int kGroup_, bool kNested_, bool kE4m3_ = false>
 struct Form {
     static constexpr int kBits = kBits_, kGroup = kGroup_;
-    static constexpr bool kNested = kNested_;
+    static constexpr bool kNested = kNested_, kE4m3 = kE4m3_;
 };
 
 // Calls work(form of the coding). Groups of 16 are nested, and codes of 6 bits are in such groups.
@@ -42,6 +42,7 @@ void with_form(const Coding& coding, Work work) {
             if (coding.group == kUnit) return work(Form<4, kUnit, true>());
             return coding.nested ? work(Form<4, kRowGroup, true>()) : work(Form<4, kRowGroup, false>());
         case 5:
+            if (coding.e4m3) return work(Form<5, kUnit, true, true>());
             return coding.nested ? work(Form<5, kRowGroup, true>()) : work(Form<5, kRowGroup, false>());
         case 6:
             return work(Form<6, kUnit, true>());
@@ -59,7 +60,7 @@ struct ChunkScales {
         : unit(layout.unit_bytes()), group(layout.group_bytes()) {
         const std::size_t before = layout.code_bytes() + (minimums ? layout.scale_bytes() : 0);
         first = chunk + layout.head_bytes() + before + place * kPanelWidth * (layout.coding.nested ? 1 : 2);
-        outer = chunk + (minimums ? layout.outer_bytes() : 0) + 2 * place * kPanelWidth;
+        outer = chunk + (minimums ? layout.outer_bytes() : 0) + layout.factor_bytes() * place * kPanelWidth;
     }
 };
 
@@ -72,14 +73,20 @@ class TileScales {
     explicit TileScales(const ChunkScales& scales) : scales_(scales) {
         if constexpr (AnyForm::kNested) {
             QUIRE_UNROLLED for (int p = 0; p < kPanels; ++p) {
-                outer_[p] = load_half(scales.outer + 2 * p * kPanelWidth);
+                if constexpr (AnyForm::kE4m3) {
+                    const auto* factors = reinterpret_cast<const float*>(scales.outer) + p * kPanelWidth;
+                    outer_[p] = load(factors) * broadcast(0x1p120F);  // see load_e4m3
+                } else {
+                    outer_[p] = load_half(scales.outer + 2 * p * kPanelWidth);
+                }
             }
         }
     }
     Floats at(int unit, int group, int panel) const {
         const std::byte* from = scales_.first + unit * scales_.unit + group * scales_.group;
         if constexpr (!AnyForm::kNested) return load_half(from + 2 * panel * kPanelWidth);
-        return outer_[panel] * load(reinterpret_cast<const std::int8_t*>(from + panel * kPanelWidth));
+        const auto* bytes = reinterpret_cast<const std::int8_t*>(from + panel * kPanelWidth);
+        return outer_[panel] * (AnyForm::kE4m3 ? load_e4m3(bytes) : load(bytes));
     }
 
   private:

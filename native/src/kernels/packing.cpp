@@ -163,7 +163,7 @@ struct CodedLane {
     }
     // The factor of nested scales, or of nested minimums.
     std::byte* outer(bool minimum) const {
-        return chunk + (minimum ? layout.outer_bytes() : 0) + 2 * (panel * kPanelWidth + lane);
+        return chunk + (minimum ? layout.outer_bytes() : 0) + layout.factor_bytes() * (panel * kPanelWidth + lane);
     }
 
   private:
@@ -240,8 +240,12 @@ void put_codes(const PanelCodes& from, const CodedLane& first, int num_inputs) {
 void put_scales(const PanelCodes& from, CodedInputs::Scales CodedInputs::* which, const CodedLane& first,
                 int num_groups, bool minimums) {
     const bool nested = first.layout.coding.nested;
+    const std::size_t width = first.layout.factor_bytes();
     for (int lane = 0; nested && lane < kPanelWidth; ++lane) {
-        std::memcpy(first.outer(minimums) + 2 * lane, &(from.outputs[lane].*which).floats[0], 2);
+        const CodedInputs::Scales& scales = from.outputs[lane].*which;
+        const void* factor = &scales.floats[0];
+        if (first.layout.coding.e4m3) factor = &scales.factor;
+        std::memcpy(first.outer(minimums) + lane * width, factor, width);
     }
     for (int g = 0; g < num_groups; ++g) {
         std::byte* to = first.scale(g, minimums);
@@ -295,7 +299,11 @@ float half_at(const std::byte* from) {
 float scale_at(const CodedLane& lane, int group, bool minimum) {
     const std::byte* scale = lane.scale(group, minimum);
     if (!lane.layout.coding.nested) return half_at(scale);
-    return half_at(lane.outer(minimum)) * static_cast<float>(static_cast<std::int8_t>(*scale));
+    const auto small = static_cast<std::int8_t>(*scale);
+    if (!lane.layout.coding.e4m3) return half_at(lane.outer(minimum)) * static_cast<float>(small);
+    float factor;
+    std::memcpy(&factor, lane.outer(minimum), sizeof factor);
+    return factor * from_e4m3(small);
 }
 
 int code_at(const CodedLane& lane, int input) {

@@ -1,7 +1,7 @@
 """Block types: the formats in which GGUF packs numbers, and their conversion to float32.
 
-A row is cut into blocks of 32 or 256 numbers; a block has a scale in float16 and small integers, and the K types also
-have a scale of 4 or 6 bits for each 16 or 32 numbers. `widen` returns the same float32 numbers as llama.cpp's
+A row is cut into blocks of 32, 64 or 256 numbers; a block has a scale in float16 and small integers, and the K types
+also have a scale of 4 or 6 bits for each 16 or 32 numbers. `widen` returns the same float32 numbers as llama.cpp's
 definition, bit for bit: products of a scale and a code are exact, and a sum rounds once.
 
     N        the nibble of element j of 32: the low half of byte j, from 16 on the high half of byte j - 16
@@ -16,12 +16,15 @@ from types import MappingProxyType
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from quire.compute.arrays import ByteArray, FloatArray
 from quire.compute.weights.bfloat16 import widened
+from quire.compute.weights.block_fields import are_nvfp4, five_bits, nvfp4_blocks
+from quire.compute.weights.small_floats import E4M3, TWICE_E2M1
 
 MXFP4_BYTES: Final = 17
-TWICE_E2M1: Final = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
+NVFP4_BYTES: Final = 36
 MXFP4_SCALES: Final = np.ldexp(np.float32(1), np.arange(256) - 128).astype(np.float32)
 """Half the scale that a byte represents, because codes are twice the weights; 255 is a number here."""
 
@@ -114,12 +117,41 @@ def q5_0_of_mxfp4(blocks: ByteArray) -> ByteArray:
         halves = scales.astype("<f2")
     if (codes.any(axis=-1, keepdims=True) & (halves.astype(np.float32) != scales)).any():
         raise ValueError("scales that do not fit into float16")
-    n = (codes + 16).astype(np.uint8)
-    high, nibbles = (
-        np.packbits(n >> 4, axis=-1, bitorder="little"),
-        n[..., :16] & np.uint8(15) | n[..., 16:] << np.uint8(4),
-    )
-    return np.concatenate([halves.view(np.uint8), high, nibbles], axis=-1).reshape(len(blocks), -1)
+    fifth, others = five_bits((codes + 16).astype(np.uint8))
+    return np.concatenate([halves.view(np.uint8), fifth, others], axis=-1).reshape(len(blocks), -1)
+
+
+def _nvfp4(blocks: ByteArray) -> FloatArray:
+    return nvfp4_numbers(blocks, np.float32(1))
+
+
+def nvfp4_numbers(blocks: ByteArray, factor: np.float32) -> FloatArray:
+    """Return the numbers in blocks of NVFP4, `[num_blocks, bytes]`, of a matrix with a factor."""
+    with np.errstate(over="ignore", invalid="ignore"):  # factors that are not finite show in the weights
+        scales = E4M3[blocks[:, :4]] * (factor * np.float32(0.5))
+        numbers: FloatArray = _twice_e2m1_by_sixteens(blocks) * scales[:, :, None]
+    return numbers.reshape(-1, 64)
+
+
+def packed_nvfp4(rows: ByteArray, factor: np.float32) -> ByteArray:
+    """Return rows of blocks of NVFP4 as quire's own blocks, which have the factor of the matrix, halved.
+
+    Raises `ValueError` if these cannot have the scales or the factor.
+    """
+    blocks = rows.reshape(-1, NVFP4_BYTES)
+    twice, scales = _twice_e2m1_by_sixteens(blocks), blocks[:, :4]
+    with np.errstate(over="ignore", invalid="ignore"):
+        half = factor * np.float32(0.5)
+    if not are_nvfp4(scales, half):
+        raise ValueError("scales below 0 or no numbers, or a factor of 256 and more")
+    return nvfp4_blocks(twice.reshape(len(rows), -1), scales.reshape(len(rows), -1), half)
+
+
+def _twice_e2m1_by_sixteens(blocks: ByteArray) -> NDArray[np.int8]:
+    """Return twice the numbers in blocks of NVFP4 before they are scaled, `[num_blocks, 4, 16]`."""
+    packed = blocks[:, 4:].reshape(-1, 4, 8)
+    numbers: NDArray[np.int8] = TWICE_E2M1[np.concatenate([packed & 15, packed >> 4], axis=2)]
+    return numbers
 
 
 def _iq4_nl(blocks: ByteArray) -> FloatArray:
@@ -217,6 +249,7 @@ BLOCK_TYPES: Final = MappingProxyType(
         23: BlockType("IQ4_XS", 256, 136, _iq4_xs),
         30: BlockType("BF16", 1, 2, _bfloat16),
         39: BlockType("MXFP4", 32, MXFP4_BYTES, _mxfp4),
+        40: BlockType("NVFP4", 64, NVFP4_BYTES, _nvfp4),
     }
 )
 """The number of a type in a file → the type."""

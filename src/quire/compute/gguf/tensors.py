@@ -1,7 +1,8 @@
 """The tensors of a GGUF file by the names and in the order of Hugging Face.
 
 A name in Hugging Face refers to a tensor of the file, or to one expert's part (names.py). Rows that the file has in
-another order are reordered (row_orders.py). MXFP4 blocks are returned as Q5_0, which represents the same weights.
+another order are reordered (row_orders.py). MXFP4 blocks are returned as Q5_0, which represents the same weights, and
+NVFP4 blocks as quire's own (block_fields.py), with the factor that the file has in a tensor next to the matrix.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from quire.compute.arrays import ByteArray, FloatArray, HalfArray
-from quire.compute.gguf.blocks import q5_0_of_mxfp4
+from quire.compute.gguf.blocks import nvfp4_numbers, packed_nvfp4, q5_0_of_mxfp4
 from quire.compute.gguf.header import MAX_TENSORS, GgufHeader, GgufTensor
 from quire.compute.gguf.name_tables.mixtures import ROW
 from quire.compute.gguf.name_tables.table import EXPERTS
@@ -54,8 +55,9 @@ TABLE: Final = "model.embed_tokens_per_layer.weight"
 """Engines look up its rows, and it may be larger than all matrices together: a copy would take much memory."""
 
 PATCH_DIMENSIONS: Final = 4  # of the matrix of a patch: outputs, colours, height and width
-KEPT_AS: Final = MappingProxyType({"MXFP4": "Q5_0"})
-"""Block types that engines get as another type."""
+KEPT_AS: Final = MappingProxyType({"MXFP4": "Q5_0", "NVFP4": "NVFP4"})
+"""Block types that engines get as other blocks, and the type of these."""
+ONE: Final = np.float32(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,8 @@ class GgufEntry:
 
     `expert`: its number, or that of another matrix in a stack. `transposed`: the file has it transposed. `by_head`: the
     file has a matrix per head; here their rows are concatenated. `is_exponential`: the file has -exp(x). `others`:
-    tensors of the same shape whose rows follow, or with four dimensions, the other frames of a patch.
+    tensors of the same shape whose rows follow, or with four dimensions, the other frames of a patch. `factors`: of a
+    matrix in NVFP4, or of the experts in its stack.
     """
 
     tensor: GgufTensor
@@ -74,6 +77,7 @@ class GgufEntry:
     by_head: bool = False
     is_exponential: bool = False
     others: tuple[GgufTensor, ...] = ()
+    factors: GgufTensor | None = None
 
     @property
     def dtype(self) -> str:
@@ -170,13 +174,15 @@ class GgufTensors:
         entry = self.entries[name]
         blocks = self._bytes(entry.tensor, *entry.byte_range).reshape(entry.num_outputs, -1)
         blocks = entry.order(blocks)[rows] if entry.order is not None else blocks[rows]
-        if entry.dtype != "MXFP4":
+        if entry.dtype not in KEPT_AS:
             return blocks
+        is_nvfp4 = entry.dtype == "NVFP4"
         try:
-            return q5_0_of_mxfp4(blocks)
+            return packed_nvfp4(blocks, self._factor(entry)) if is_nvfp4 else q5_0_of_mxfp4(blocks)
         except ValueError as error:
             where = f"{self.name}: tensor {self.stored_name(name)!r}"
-            raise CheckpointError(where, error, "from 2^-24 to 2^15, or the option --weights widened") from error
+            usual = "scales from 0 to 448 and a smaller factor" if is_nvfp4 else "from 2^-24 to 2^15"
+            raise CheckpointError(where, error, f"{usual}, or the option --weights widened") from error
 
     def setting(self, name: str) -> FloatArray | None:
         """Return a tensor of the file that is a setting, or None."""
@@ -199,7 +205,16 @@ class GgufTensors:
             whole = whole.reshape(shape) if entry.order is None else entry.order(whole)
             return np.ascontiguousarray(whole[rows])
         data, shape = self._rows(entry, rows)
-        return _numbers_in(tensor, data).reshape(shape)
+        return _numbers_in(tensor, data, self._factor(entry)).reshape(shape)
+
+    def _factor(self, entry: GgufEntry) -> np.float32:
+        """Return the factor of a matrix in NVFP4; one if the file has none."""
+        if entry.factors is None:
+            return ONE
+        factors = self._widened(entry.factors)
+        place: int = 0 if entry.expert is None else entry.expert * len(factors) // entry.tensor.shape[0]
+        factor: np.float32 = factors[place]
+        return factor
 
     def _rows(self, entry: GgufEntry, rows: slice) -> tuple[ByteArray, tuple[int, ...]]:
         """Return the bytes of rows that are in the order of the file, and the shape of their numbers."""
@@ -215,13 +230,13 @@ class GgufTensors:
     def _whole(self, entry: GgufEntry) -> FloatArray:
         """Return all numbers of an entry, in the order of the file."""
         if not entry.others:
-            return self._widened(entry.tensor)
+            return self._widened(entry.tensor, self._factor(entry))
         parts = [self._widened(tensor) for tensor in (entry.tensor, *entry.others)]
         return np.stack(parts, axis=2) if entry.has_frames else np.concatenate(parts)
 
-    def _widened(self, tensor: GgufTensor) -> FloatArray:
+    def _widened(self, tensor: GgufTensor, factor: np.float32 = ONE) -> FloatArray:
         """Return all numbers of a tensor, with its shape."""
-        return _numbers_in(tensor, self._bytes(tensor, 0, tensor.num_bytes)).reshape(tensor.shape)
+        return _numbers_in(tensor, self._bytes(tensor, 0, tensor.num_bytes), factor).reshape(tensor.shape)
 
     def _bytes(self, tensor: GgufTensor, start: int, stop: int) -> ByteArray:
         return self._files.bytes_of(tensor.file, tensor.start + start, tensor.start + stop)
@@ -238,26 +253,53 @@ def block_types_of(entries: Mapping[str, GgufEntry]) -> Mapping[str, str]:
     )
 
 
-def _numbers_in(tensor: GgufTensor, data: ByteArray) -> FloatArray:
-    """Return the numbers in some of a tensor's bytes."""
+def _numbers_in(tensor: GgufTensor, data: ByteArray, factor: np.float32) -> FloatArray:
+    """Return the numbers in some of a tensor's bytes; `factor`: of a matrix in NVFP4."""
+    blocks = data.reshape(-1, tensor.type.num_bytes)
+    if tensor.type.name == "NVFP4":
+        return nvfp4_numbers(blocks, factor)
     with np.errstate(over="ignore", invalid="ignore"):  # scales that are not finite show in the weights
-        return tensor.type.widen(data.reshape(-1, tensor.type.num_bytes))
+        return tensor.type.widen(blocks)
 
 
 def _entries(header: GgufHeader, names: Names) -> dict[str, GgufEntry]:
     """Return the tensors of a file by the names of Hugging Face; unknown names stay unchanged."""
     entries: dict[str, GgufEntry] = {}
+    factors, are_factors = _factors(header, names)
+    others = are_factors.union(SETTINGS)
     for name, tensor in header.tensors.items():
-        if name not in SETTINGS and not name.startswith(IMAGES.get(names.architecture, ())):
+        if name not in others and not name.startswith(IMAGES.get(names.architecture, ())):
             for theirs, entry in _named(header, names, name, tensor):
                 if theirs in entries:
                     raise CheckpointError(f"{header.path}: tensor {name!r}", "given twice", "each once")
-                entries[theirs] = entry
+                entries[theirs] = replace(entry, factors=factors.get(name))
             if len(entries) > MAX_TENSORS:
                 raise CheckpointError(
                     f"{header.path}: tensors, each expert as one", f"{len(entries)} and more", f"at most {MAX_TENSORS}"
                 )
     return entries
+
+
+def _factors(header: GgufHeader, names: Names) -> tuple[dict[str, GgufTensor], set[str]]:
+    """Return the tensors with the factors of matrices in NVFP4, by the name of the matrix; and which names are factors.
+
+    Among these are the names of factors of inputs, which quire does not use.
+    """
+    found: dict[str, GgufTensor] = {}
+    used: set[str] = set()
+    for name, tensor in header.tensors.items():
+        stem = name.removesuffix(".weight")
+        scale = f"{stem}.scale"
+        if tensor.type.name != "NVFP4" or scale.split(".", 2)[-1] in names.table.layer:
+            continue
+        used |= {scale, f"{stem}.input_scale"}
+        if scale in header.tensors:
+            factors, count = header.tensors[scale], tensor.shape[0] if len(tensor.shape) == 3 else 1
+            if factors.type.name != "F32" or factors.shape not in ((1,), (count,)):
+                shown, allowed = f"{factors.type.name}, {list(factors.shape)}", f"F32, [{count}], as for its matrix"
+                raise CheckpointError(f"{header.path}: tensor {scale!r}", shown, allowed)
+            found[name] = factors
+    return found, used
 
 
 def _named(header: GgufHeader, names: Names, name: str, tensor: GgufTensor) -> list[tuple[str, GgufEntry]]:

@@ -234,7 +234,7 @@ def read_model(source: ModelSource, max_length: int | None = None, *, images: bo
     if source.has(GENERATION_CONFIG_FILE):
         generation = ConfigFile.read(source, GENERATION_CONFIG_FILE)
     head = head_of(_family(architecture), config) if classifies and spec.attention.bidirectional else None
-    dtype, quantization = _dtype(config), quantization_of(config)
+    dtype, quantization = _dtype(config), quantization_of(config, source)
     vision = read_vision(_family(architecture), config, source, spec) if images and not classifies else None
     is_part = config.is_set("text_config") or config.is_set("vision_config")
     has_encoder = images and _family(architecture) in ENCODERS and config.is_set("vision_config")

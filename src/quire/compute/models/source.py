@@ -99,7 +99,7 @@ class ModelFolder:
 
     def block_types(self) -> Mapping[str, str]:
         """Return the types of the matrices stored as blocks, by name; empty if the tensors are missing or broken."""
-        if self.config_file != CONFIG_FILE or quantization_of(ConfigFile.read(self, CONFIG_FILE)) is None:
+        if self.config_file != CONFIG_FILE or quantization_of(ConfigFile.read(self, CONFIG_FILE), self) is None:
             return {}
         with suppress(CheckpointError):  # loading reports the error
             return self._tensors.block_types
@@ -112,7 +112,7 @@ class ModelFolder:
     @cached_property
     def _tensors(self) -> WeightFile:
         checkpoint = unstacked(Checkpoint.open(self.folder))
-        method = quantization_of(ConfigFile.read(self, CONFIG_FILE))
+        method = quantization_of(ConfigFile.read(self, CONFIG_FILE), self)
         return checkpoint if method is None else QuantizedTensors(checkpoint, method)
 
     def _path(self, file: str) -> Path:

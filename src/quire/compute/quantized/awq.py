@@ -27,6 +27,21 @@ PLACES: Final = (0, 4, 1, 5, 2, 6, 3, 7)
 """The index within the word of each of the columns 0 to 7."""
 
 
+def read(config: ConfigFile) -> Awq:
+    """Read the settings of a folder."""
+    for field in ("version", "format", "checkpoint_format"):
+        layout = config.fields.get(field) or "gemm"
+        if not isinstance(layout, str) or layout.lower() != "gemm":
+            raise refusal(config, f"AWQ in the layout {layout!r}")
+    config = config.over({"bits": config.fields.get("w_bit", 4)})
+    config = config.over({"group_size": config.fields.get("q_group_size", 128)})
+    if config.size("bits") != 4:
+        raise config.error("bits", "4")
+    if not config.flag("zero_point", True):
+        raise config.error("zero_point", "true")
+    return Awq(group_size(config), optional_texts(config, "modules_to_not_convert"))
+
+
 @dataclass(frozen=True, slots=True)
 class Awq:
     """Implements `Method`."""
@@ -36,22 +51,6 @@ class Awq:
     name: str = "AWQ, 4 bits"
     marker: str = "qweight"
     sides: frozenset[str] = frozenset({"qzeros", "scales"})
-    integers: range = range(16)
-
-    @classmethod
-    def read(cls, config: ConfigFile) -> Awq:
-        """Read the settings of a folder."""
-        for field in ("version", "format", "checkpoint_format"):
-            layout = config.fields.get(field) or "gemm"
-            if not isinstance(layout, str) or layout.lower() != "gemm":
-                raise refusal(config, f"AWQ in the layout {layout!r}")
-        config = config.over({"bits": config.fields.get("w_bit", 4)})
-        config = config.over({"group_size": config.fields.get("q_group_size", 128)})
-        if config.size("bits") != 4:
-            raise config.error("bits", "4")
-        if not config.flag("zero_point", True):
-            raise config.error("zero_point", "true")
-        return cls(group_size(config), optional_texts(config, "modules_to_not_convert"))
 
     def shape(self, parts: MatrixParts) -> tuple[int, int]:
         """Return the shape of a matrix, after checking its parts."""
@@ -68,4 +67,4 @@ class Awq:
     def groups(self, parts: MatrixParts, rows: slice) -> Groups:
         """Return the scales and zero points of rows of a matrix."""
         zeros = unpacked_columns(parts.array("qzeros"), rows, 4, PLACES).T
-        return Groups(parts.floats("scales", (slice(None), rows)).T, zeros, self.group)
+        return Groups(parts.floats("scales", (slice(None), rows)).T, zeros, self.group, range(16))

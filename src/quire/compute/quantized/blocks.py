@@ -4,6 +4,7 @@
     Q5_0    d(n - 16)    n of 5 bits    22
     Q8_0    d n          n as int8      34
     E4M3    d n          n as e4m3      132 bytes for 128 weights; no type of GGUF, and d is float32
+    NVFP4   d s (n - 16) n of 5 bits     26 bytes for 32 weights; two s as e4m3, and d is float32; not GGUF's blocks
 
 A weight is (code - zero point) × scale. A matrix becomes blocks if the inputs of each block share a scale, if d can
 represent each scale, and if n can represent all differences. Scales, zero points and groups show this, so no codes
@@ -20,28 +21,35 @@ from numpy.typing import NDArray
 
 from quire.compute.arrays import ByteArray, IntArray
 from quire.compute.quantized.matrix import Groups
+from quire.compute.weights import small_floats
+from quire.compute.weights.block_fields import NVFP4_BYTES, SIZE, are_nvfp4, five_bits, four_bits, nvfp4_blocks
 from quire.core.errors import InvariantError
 
-SIZE: Final = 32
 HOLDS: Final = MappingProxyType({"Q4_0": range(-8, 8), "Q5_0": range(-16, 16), "Q8_0": range(-128, 128)})
 """The range of n in each type of integers, the smallest type first."""
 
 E4M3: Final = "E4M3"
-BLOCKS: Final = MappingProxyType({"Q4_0": (SIZE, 18), "Q5_0": (SIZE, 22), "Q8_0": (SIZE, 34), E4M3: (128, 132)})
+NVFP4: Final = "NVFP4"
+BLOCKS: Final = MappingProxyType(
+    {"Q4_0": (SIZE, 18), "Q5_0": (SIZE, 22), "Q8_0": (SIZE, 34), E4M3: (128, 132), NVFP4: (SIZE, NVFP4_BYTES)}
+)
 """The weights and the bytes of a block."""
 
 
-def exact_type(integers: range, groups: Groups, num_inputs: int) -> str:
+def exact_type(groups: Groups, num_inputs: int) -> str:
     """Return the smallest type whose blocks represent the weights of a matrix to the bit; empty if there is none.
 
-    `integers`: the possible codes, empty for bytes of e4m3. `groups`: of all rows.
+    `groups`: of all rows.
     """
-    size = SIZE if integers else BLOCKS[E4M3][0]
+    values = groups.values
+    if groups.nested is not None:
+        return NVFP4 if groups.scales.size and num_inputs % SIZE == 0 and are_nvfp4(*groups.nested) else ""
+    size = SIZE if isinstance(values, range) else BLOCKS[E4M3][0]
     if not groups.scales.size or num_inputs % size or groups.of_runs(num_inputs, size) is None:
         return ""
-    if not integers:
-        return E4M3
-    least, most = integers[0] - int(np.max(groups.zeros)), integers[-1] - int(np.min(groups.zeros))
+    if not isinstance(values, range):
+        return E4M3 if values is small_floats.E4M3 else ""
+    least, most = values[0] - int(np.max(groups.zeros)), values[-1] - int(np.min(groups.zeros))
     kind = next((kind for kind, numbers in HOLDS.items() if least in numbers and most in numbers), "")
     return kind if kind and _are_float16(groups.scales) else ""
 
@@ -49,11 +57,13 @@ def exact_type(integers: range, groups: Groups, num_inputs: int) -> str:
 def blocks_of(kind: str, codes: NDArray[Any], groups: Groups) -> ByteArray:
     """Return rows of codes as blocks of a type that `exact_type` returned for their matrix, `[rows, bytes]`.
 
-    >>> codes, groups = np.arange(32).reshape(1, 32) % 16, Groups(np.array([[0.5]], np.float32), 8, 0)
+    >>> codes, groups = np.arange(32).reshape(1, 32) % 16, Groups(np.array([[0.5]], np.float32), 8, 0, range(16))
     >>> blocks_of("Q4_0", codes, groups)[0, :5].tolist()
     [0, 56, 0, 17, 34]
     """
     size, _ = BLOCKS[kind]
+    if kind == NVFP4 and groups.nested is not None:
+        return nvfp4_blocks(codes, *groups.nested)
     (num_rows, num_inputs), runs = codes.shape, groups.of_runs(codes.shape[1], size)
     if runs is None:
         raise InvariantError(f"{num_inputs} inputs in groups that {size} of them do not share")
@@ -85,11 +95,7 @@ def _fields(kind: str, n: ByteArray) -> list[ByteArray]:
     """Return the fields after the scale in each block."""
     if kind == "Q8_0":
         return [n]
-    nibbles: ByteArray = n[..., :16] & np.uint8(15) | n[..., 16:] << np.uint8(4)
-    if kind == "Q4_0":
-        return [nibbles]
-    fifth = np.packbits(n.reshape(-1) >> 4, bitorder="little")  # along an axis it takes five times as long
-    return [fifth.reshape(*n.shape[:2], -1), nibbles]
+    return [four_bits(n)] if kind == "Q4_0" else list(five_bits(n))
 
 
 def _are_float16(scales: NDArray[Any]) -> bool:

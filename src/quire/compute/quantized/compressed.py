@@ -1,10 +1,11 @@
-"""compressed-tensors: three of its formats.
+"""compressed-tensors: five of its formats, also several in one folder.
 
     pack-quantized     weight_packed [out, in / codes per word], codes of 4 or 8 bits, each plus half their range;
                        weight_zero_point [out / codes per word, groups], packed along the outputs
     int-quantized      weight [out, in] as int8, weight_zero_point as int8 in the shape of the scales
     float-quantized    weight [out, in] as e4m3
     weight_scale       [1]; [out, 1]; [out, groups]; or one for each block: the strategies tensor, channel, group, block
+    nvfp4-pack-quantized, mxfp4-pack-quantized: nvfp4.py, mxfp4.py
 
 quire does not round activations: their settings and scales are not used.
 """
@@ -19,10 +20,11 @@ from numpy.typing import NDArray
 
 from quire.compute.arrays import IntArray
 from quire.compute.models.config_file import ConfigFile
-from quire.compute.quantized.fp8 import E4M3, block_sizes
+from quire.compute.quantized.fp8 import block_sizes
 from quire.compute.quantized.matrix import (
     Groups,
     MatrixParts,
+    Method,
     group_size,
     num_groups,
     optional_texts,
@@ -30,16 +32,21 @@ from quire.compute.quantized.matrix import (
     unpacked,
     unpacked_columns,
 )
+from quire.compute.quantized.mxfp4 import Mxfp4
+from quire.compute.quantized.nvfp4 import Nvfp4
+from quire.compute.quantized.several import one_of
 from quire.compute.weights.checkpoint import FLOAT_DTYPES
+from quire.compute.weights.small_floats import E4M3
 
 PACKED: Final = "pack-quantized"
-KINDS: Final = {PACKED: "int", "int-quantized": "int", "float-quantized": "float"}
+FLOAT: Final = "float-quantized"
+KINDS: Final = {PACKED: "int", "int-quantized": "int", FLOAT: "float"}
 STRATEGIES: Final = ("tensor", "channel", "group", "block")
 
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """The format of all quantised matrices. `block`: the outputs and inputs that share a scale; 0: all."""
+    """The format of quantised matrices. `block`: the outputs and inputs that share a scale; 0: all."""
 
     format: str
     bits: int
@@ -48,10 +55,8 @@ class Scheme:
     block: tuple[int, int]
 
     @classmethod
-    def read(cls, group: ConfigFile, layout: str) -> Scheme:
+    def read(cls, weights: ConfigFile, layout: str) -> Scheme:
         """Read the settings of one group of matrices."""
-        group.require("format", layout, None)
-        weights = group.section("weights")
         kind, packed = KINDS[layout], layout == PACKED
         weights.require("type", *((kind, None) if kind == "int" else (kind,)))
         bits, symmetric = weights.size("num_bits", 8), weights.flag("symmetric", True)
@@ -70,43 +75,57 @@ class Scheme:
         return cls(layout, bits, symmetric, strategy, blocks[strategy])
 
 
+def read(config: ConfigFile) -> Method:
+    """Read the settings of a folder."""
+    config.section("sparsity_config").require("format", "dense", None)
+    if config.section("transform_config").fields:
+        raise config.error("transform_config", "null: weights that were not rotated")
+    groups = config.section("config_groups")
+    if not groups.fields:
+        raise config.error("config_groups", "at least one group")
+    return one_of(_method(config, groups.section(name)) for name in groups.fields)
+
+
+def _method(config: ConfigFile, group: ConfigFile) -> Method:
+    """Return the method of one group of matrices."""
+    layout = group.fields.get("format") or config.fields.get("format")
+    weights, unconverted = group.section("weights"), optional_texts(config, "ignore")
+    name = f"compressed-tensors, {layout}"
+    match layout:
+        case "nvfp4-pack-quantized":
+            _require_fp4(weights, 16)
+            return Nvfp4(name, "weight_packed", "weight_global_scale", True, unconverted)
+        case "mxfp4-pack-quantized":
+            _require_fp4(weights, 32)
+            return Mxfp4(unconverted, name, "weight_scale", "weight_packed", False, "weight_scale")
+        case str() if layout in KINDS:
+            scheme = Scheme.read(weights, layout)
+            return Compressed(f"{name}, {scheme.bits} bits", scheme, unconverted)
+    raise refusal(config, f"compressed-tensors in the format {layout!r}")
+
+
+def _require_fp4(weights: ConfigFile, size: int) -> None:
+    """Raise unless the settings of matrices in e2m1 are the usual ones."""
+    weights.require("type", "float")
+    for field, usual in (("num_bits", 4), ("group_size", size)):
+        if weights.size(field) != usual:
+            raise weights.error(field, f"{usual}")
+
+
 @dataclass(frozen=True, slots=True)
 class Compressed:
-    """Implements `Method`."""
+    """Implements `Method` for the formats with one scale or zero point for each group, channel, block or matrix."""
 
+    name: str
     scheme: Scheme
     unconverted: tuple[str, ...]
-
-    @classmethod
-    def read(cls, config: ConfigFile) -> Compressed:
-        """Read the settings of a folder."""
-        layout = config.fields.get("format")
-        if not isinstance(layout, str) or layout not in KINDS:
-            raise refusal(config, f"compressed-tensors in the format {layout!r}")
-        config.section("sparsity_config").require("format", "dense", None)
-        if config.section("transform_config").fields:
-            raise config.error("transform_config", "null: weights that were not rotated")
-        groups = config.section("config_groups")
-        schemes = {Scheme.read(groups.section(name), layout) for name in groups.fields}
-        if len(schemes) != 1:
-            raise config.error("config_groups", "one group, or several with the same weights")
-        return cls(schemes.pop(), optional_texts(config, "ignore"))
-
-    @property
-    def name(self) -> str:
-        """The method, its format and bits."""
-        return f"compressed-tensors, {self.scheme.format}, {self.scheme.bits} bits"
-
-    @property
-    def marker(self) -> str:
-        """The part that only quantised matrices have."""
-        return "weight_packed" if self.scheme.format == PACKED else "weight_scale"
+    marker: str = "weight_scale"
 
     @property
     def sides(self) -> frozenset[str]:
         """The other parts."""
         zeros = set() if self.scheme.symmetric else {"weight_zero_point"}
-        stored = {"weight_scale", "weight_shape", "weight_g_idx"} if self.scheme.format == PACKED else {"weight"}
+        stored = {"weight_packed", "weight_shape", "weight_g_idx"} if self.scheme.format == PACKED else {"weight"}
         return frozenset(zeros | stored | {"input_scale", "input_zero_point"})
 
     def shape(self, parts: MatrixParts) -> tuple[int, int]:
@@ -131,13 +150,6 @@ class Compressed:
             parts.require("weight_g_idx", (num_inputs,), "I32")
         return out, num_inputs
 
-    @property
-    def integers(self) -> range:
-        """The possible codes; empty for fp8."""
-        if self.scheme.format == PACKED:
-            return range(1 << self.scheme.bits)
-        return range(-128, 128) if KINDS[self.scheme.format] == "int" else range(0)
-
     def codes(self, parts: MatrixParts, rows: slice) -> NDArray[Any]:
         """Return the codes of rows of a matrix."""
         if self.scheme.format == PACKED:
@@ -151,7 +163,7 @@ class Compressed:
         scales = parts.floats("weight_scale", blocks)
         inputs: IntArray | int = scheme.block[1]
         if "weight_g_idx" in parts.entries:
-            inputs = parts.groups("weight_g_idx", scales.shape[1])
+            inputs = parts.of_inputs("weight_g_idx", scales.shape[1])
         zeros: NDArray[Any] | int = 1 << scheme.bits - 1 if scheme.format == PACKED else 0
         if not scheme.symmetric and scheme.format == PACKED:
             zeros = unpacked_columns(parts.array("weight_zero_point").T, rows, scheme.bits).T
@@ -159,4 +171,6 @@ class Compressed:
             zeros = parts.array("weight_zero_point")[blocks]
         if not height:  # one scale, of any number of dimensions
             scales, zeros = scales.reshape(1, 1), np.reshape(zeros, (1, 1))
-        return Groups(scales, zeros, inputs, None if self.integers else E4M3)
+        if KINDS[scheme.format] == "float":
+            return Groups(scales, zeros, inputs, E4M3)
+        return Groups(scales, zeros, inputs, range(1 << scheme.bits) if scheme.format == PACKED else range(-128, 128))

@@ -9,31 +9,14 @@ quire does not round activations to fp8: their scales are not used.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 
-from quire.compute.arrays import ByteArray, FloatArray
+from quire.compute.arrays import ByteArray
 from quire.compute.models.config_file import ConfigFile
 from quire.compute.quantized.matrix import Groups, MatrixParts, num_groups, optional_texts
 from quire.compute.weights.checkpoint import FLOAT_DTYPES
-
-
-def _e4m3() -> FloatArray:
-    """Return the number that each of the 256 bytes represents: NaN if all bits except the sign are set; no infinity.
-
-    >>> _e4m3()[[0x38, 0xB8, 0x01, 0x7E]].tolist()
-    [1.0, -1.0, 0.001953125, 448.0]
-    """
-    byte = np.arange(256)
-    exponent, mantissa = byte >> 3 & 15, (byte & 7).astype(np.float32)
-    size = np.where(exponent == 0, np.ldexp(mantissa, -9), np.ldexp(mantissa + 8, exponent - 10))
-    size[byte & 127 == 127] = np.nan
-    return np.where(byte < 128, size, -size).astype(np.float32)
-
-
-E4M3: Final = _e4m3()
-"""The number that each byte represents."""
+from quire.compute.weights.small_floats import E4M3
 
 
 def block_sizes(config: ConfigFile, field: str) -> tuple[int, int]:
@@ -42,6 +25,15 @@ def block_sizes(config: ConfigFile, field: str) -> tuple[int, int]:
     if not isinstance(sizes, list) or len(sizes) != 2 or not all(type(n) is int and 0 < n < 1 << 24 for n in sizes):
         raise config.error(field, "two integers from 1, such as [128, 128]")
     return sizes[0], sizes[1]
+
+
+def read(config: ConfigFile) -> BlockFp8:
+    """Read the settings of a folder."""
+    config.require("fmt", "e4m3", "float8_e4m3fn", None)
+    field = "weight_block_size"
+    is_whole = field in config.fields and not config.is_set(field)
+    block = (0, 0) if is_whole else block_sizes(config, field)
+    return BlockFp8(block, optional_texts(config, "modules_to_not_convert") or optional_texts(config, "ignored_layers"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +45,6 @@ class BlockFp8:
     name: str = "fp8"
     marker: str = "weight_scale_inv"
     sides: frozenset[str] = frozenset({"weight", "input_scale", "activation_scale"})
-    integers: range = range(0)
-
-    @classmethod
-    def read(cls, config: ConfigFile) -> BlockFp8:
-        """Read the settings of a folder."""
-        config.require("fmt", "e4m3", "float8_e4m3fn", None)
-        field = "weight_block_size"
-        is_whole = field in config.fields and not config.is_set(field)
-        block = (0, 0) if is_whole else block_sizes(config, field)
-        return cls(block, optional_texts(config, "modules_to_not_convert") or optional_texts(config, "ignored_layers"))
 
     def shape(self, parts: MatrixParts) -> tuple[int, int]:
         """Return the shape of a matrix, after checking its parts."""

@@ -30,6 +30,27 @@ from quire.compute.weights.checkpoint import FLOAT_DTYPES
 FORMATS: Final = ("gptq", "gptq_v2")
 
 
+def read(config: ConfigFile) -> Gptq:
+    """Read the settings of a folder."""
+    layout = config.fields.get("checkpoint_format") or "gptq"
+    if layout not in FORMATS or config.flag("is_marlin_format", False):
+        raise refusal(config, f"GPTQ in the layout {layout!r}" if layout not in FORMATS else "GPTQ for Marlin")
+    bits = config.size("bits")
+    if bits not in (4, 8):
+        raise config.error("bits", "4 or 8")
+    overrides = config.section("dynamic").fields
+    if not all(name.startswith("-:") for name in overrides):
+        raise config.error("dynamic", "only excluded modules, each with the prefix '-:'")
+    return Gptq(
+        bits,
+        group_size(config),
+        not config.flag("desc_act", False),
+        layout == "gptq",
+        optional_texts(config, "modules_to_not_convert"),
+        f"GPTQ, {bits} bits",
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Gptq:
     """Implements `Method`."""
@@ -39,33 +60,9 @@ class Gptq:
     ordered: bool
     zeros_less_one: bool
     unconverted: tuple[str, ...]
+    name: str
     marker: str = "qweight"
     sides: frozenset[str] = frozenset({"qzeros", "scales", "g_idx"})
-
-    @classmethod
-    def read(cls, config: ConfigFile) -> Gptq:
-        """Read the settings of a folder."""
-        layout = config.fields.get("checkpoint_format") or "gptq"
-        if layout not in FORMATS or config.flag("is_marlin_format", False):
-            raise refusal(config, f"GPTQ in the layout {layout!r}" if layout not in FORMATS else "GPTQ for Marlin")
-        bits = config.size("bits")
-        if bits not in (4, 8):
-            raise config.error("bits", "4 or 8")
-        overrides = config.section("dynamic").fields
-        if not all(name.startswith("-:") for name in overrides):
-            raise config.error("dynamic", "only excluded modules, each with the prefix '-:'")
-        return cls(
-            bits,
-            group_size(config),
-            not config.flag("desc_act", False),
-            layout == "gptq",
-            optional_texts(config, "modules_to_not_convert"),
-        )
-
-    @property
-    def name(self) -> str:
-        """The method and its bits."""
-        return f"GPTQ, {self.bits} bits"
 
     def shape(self, parts: MatrixParts) -> tuple[int, int]:
         """Return the shape of a matrix, after checking its parts."""
@@ -79,11 +76,6 @@ class Gptq:
             parts.require("g_idx", (num_inputs,), "I32")
         return out, num_inputs
 
-    @property
-    def integers(self) -> range:
-        """The possible codes."""
-        return range(1 << self.bits)
-
     def codes(self, parts: MatrixParts, rows: slice) -> ByteArray:
         """Return the codes of rows of a matrix."""
         return unpacked(parts.array("qweight")[:, rows].T, self.bits)
@@ -94,5 +86,5 @@ class Gptq:
         if self.zeros_less_one:
             zeros = (zeros + np.uint8(1)) & np.uint8((1 << self.bits) - 1)
         scales = parts.floats("scales", (slice(None), rows)).T
-        inputs = parts.groups("g_idx", scales.shape[1]) if "g_idx" in parts.entries else self.group
-        return Groups(scales, zeros, inputs)
+        inputs = parts.of_inputs("g_idx", scales.shape[1]) if "g_idx" in parts.entries else self.group
+        return Groups(scales, zeros, inputs, range(1 << self.bits))

@@ -28,13 +28,13 @@ STORED: Final = MappingProxyType(
 IN_ORDER: Final = (0, 1, 2, 3, 4, 5, 6, 7)
 ADVICE: Final = (
     "Use the model from before it was quantised, with --weights int8 or int4, a GGUF file, or a folder quantised"
-    " by GPTQ, AWQ (gemm), compressed-tensors, mxfp4 or fp8"
+    " by GPTQ, AWQ (gemm), AutoRound, compressed-tensors, bitsandbytes, ModelOpt, mxfp4 or fp8"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class MatrixParts:
-    """The tensors of one matrix, by the part of their names after the stem."""
+    """The tensors of one matrix, by the part of their names after the stem, such as `qweight`."""
 
     checkpoint: Checkpoint
     stem: str
@@ -43,8 +43,7 @@ class MatrixParts:
     def shape(self, part: str, *dtypes: str, dimensions: int = 2) -> tuple[int, ...]:
         """Return the shape of a part; raises if it is missing, or has another dtype or number of dimensions."""
         if part not in self.entries:
-            where = f"{self.checkpoint.name}: matrix {self.stem!r}"
-            raise CheckpointError(where, f"without {self.stem}.{part}", "with every tensor that its method has")
+            raise self.error(f"without {self.stem}.{part}", "with every tensor that its method has")
         entry = self.entries[part]
         if entry.dtype not in dtypes:
             raise self._error(part, "dtype", entry.dtype, f"one of {', '.join(dtypes)}")
@@ -69,12 +68,16 @@ class MatrixParts:
         numbers = self.array(part)[index]
         return widened(numbers) if self.entries[part].dtype == "BF16" else numbers
 
-    def groups(self, part: str, count: int) -> IntArray:
+    def of_inputs(self, part: str, count: int) -> IntArray:
         """Return the group of each input; raises if one is not below `count`."""
         groups: IntArray = self.array(part).astype(np.int64)
         if len(groups) and not 0 <= groups.min() <= groups.max() < count:
             raise self._error(part, "range", f"{groups.min()} to {groups.max()}", f"groups from 0 to {count - 1}")
         return groups
+
+    def error(self, found: str, allowed: str) -> CheckpointError:
+        """Return the error for a matrix whose parts do not fit together."""
+        return CheckpointError(f"{self.checkpoint.name}: matrix {self.stem!r}", found, allowed)
 
     def _error(self, part: str, what: str, found: object, allowed: str) -> CheckpointError:
         return CheckpointError(f"{self.checkpoint.name}: tensor {self.entries[part].name!r}: {what}", found, allowed)
@@ -107,11 +110,6 @@ class Method(Protocol):
         """Return the shape `[out, in]` of a matrix, after checking its parts against each other. Reads no tensor."""
         ...
 
-    @property
-    def integers(self) -> range:
-        """The possible codes; empty if codes represent floats."""
-        ...
-
     def codes(self, parts: MatrixParts, rows: slice) -> NDArray[Any]:
         """Return the codes of rows of a matrix, `[rows, in]`."""
         ...
@@ -126,17 +124,19 @@ class Groups:
     """The scales and zero points of rows, `[rows, groups]`; a single row applies to all.
 
     Scales are float32 or float16. `inputs` is the group of each input, or the size of a group, 0 for all inputs.
-    `floats`: the float of each code, if codes represent floats.
+    `values`: the possible codes, or the float that each code stands for. `nested`: scales in e4m3, and their factor,
+    if the products of both are `scales`.
     """
 
     scales: NDArray[Any]
     zeros: NDArray[Any] | int
     inputs: IntArray | int
-    floats: FloatArray | None = None
+    values: range | FloatArray
+    nested: tuple[ByteArray, np.float32] | None = None
 
     def scaled(self, codes: NDArray[Any]) -> FloatArray:
         """Return rows of (code - zero point) × scale."""
-        numbers: FloatArray = codes.astype(np.float32) if self.floats is None else self.floats[codes]
+        numbers: FloatArray = codes.astype(np.float32) if isinstance(self.values, range) else self.values[codes]
         if not isinstance(self.zeros, int) or self.zeros:
             zeros = self.zeros if isinstance(self.zeros, int) else self._spread(self.zeros, codes.shape[1])
             numbers -= zeros

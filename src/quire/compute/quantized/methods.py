@@ -2,48 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from importlib import import_module
+from types import MappingProxyType
 from typing import Final
 
 from quire.compute.models.config_file import ConfigFile
 from quire.compute.quantized.matrix import Method, refusal
+from quire.core.model_files import ModelFiles
 
 SETTINGS: Final = "quantization_config"
-METHODS: Final = ("awq", "compressed-tensors", "fp8", "gptq", "mxfp4")
+MODELOPT_FILE: Final = "hf_quant_config.json"
+"""Where older versions of ModelOpt write their settings, in the section "quantization"."""
+METHODS: Final = MappingProxyType(
+    {
+        "auto-round": "auto_round",
+        "awq": "awq",
+        "bitsandbytes": "bitsandbytes",
+        "compressed-tensors": "compressed",
+        "fbgemm_fp8": "fbgemm",
+        "fp8": "fp8",
+        "gptq": "gptq",
+        "intel/auto-round": "auto_round",
+        "modelopt": "modelopt",
+        "mxfp4": "mxfp4",
+    }
+)
+"""The module of each; its `read` interprets the settings."""
 
 
-def quantization_of(config: ConfigFile) -> Method | None:
-    """Return the quantisation method in a model's settings; None if the weights are not quantised."""
+def quantization_of(config: ConfigFile, files: ModelFiles) -> Method | None:
+    """Return the quantisation method in the settings among a model's files; None if the weights are not quantised."""
     if not config.is_set(SETTINGS):
-        return None
+        return _of_modelopt(files) if files.has(MODELOPT_FILE) else None
     settings = config.section(SETTINGS)
-    method = settings.fields.get("quant_method")
-    if not isinstance(method, str):
+    name = settings.fields.get("quant_method")
+    if not isinstance(name, str):
         raise settings.error("quant_method", f"one of {', '.join(METHODS)}")
-    if method not in METHODS:
-        raise refusal(settings, repr(method))
-    return _reader(method)(settings)
+    if name not in METHODS:
+        raise refusal(settings, repr(name))
+    return _read(name, settings)
 
 
-def _reader(method: str) -> Callable[[ConfigFile], Method]:
-    """Return the function that reads the settings of a method."""
-    match method:
-        case "awq":
-            from quire.compute.quantized.awq import Awq
+def _of_modelopt(files: ModelFiles) -> Method | None:
+    settings = ConfigFile.read(files, MODELOPT_FILE).section("quantization")
+    return _read("modelopt", settings) if settings.is_set("quant_algo") else None
 
-            return Awq.read
-        case "compressed-tensors":
-            from quire.compute.quantized.compressed import Compressed
 
-            return Compressed.read
-        case "fp8":
-            from quire.compute.quantized.fp8 import BlockFp8
-
-            return BlockFp8.read
-        case "gptq":
-            from quire.compute.quantized.gptq import Gptq
-
-            return Gptq.read
-    from quire.compute.quantized.mxfp4 import Mxfp4
-
-    return Mxfp4.read
+def _read(name: str, settings: ConfigFile) -> Method:
+    method: Method = import_module(f"{__package__}.{METHODS[name]}").read(settings)
+    return method

@@ -1,7 +1,9 @@
 """MXFP4: weights as e2m1, a float of a sign, 2 bits of exponent and 1 of mantissa; each 32 share a power of two.
 
-    blocks [out, in / 32, 16]    two weights a byte, the lower four bits first
-    scales [out, in / 32]        e8m0: 2^(n - 127), NaN for 255
+    blocks [out, in / 32, 16]          two weights a byte, the lower four bits first
+    scales [out, in / 32]              e8m0: 2^(n - 127), NaN for 255
+    weight_packed [out, in / 2],       the same in compressed-tensors
+    weight_scale [out, in / 32]
 
 Twice an e2m1 is an integer, so GGUF blocks with 5 bits hold the weights to the bit if their scales fit into float16.
 """
@@ -9,52 +11,64 @@ Twice an e2m1 is an integer, so GGUF blocks with 5 bits hold the weights to the 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.compute.gguf.blocks import MXFP4_SCALES, TWICE_E2M1
+from quire.compute.arrays import ByteArray
 from quire.compute.models.config_file import ConfigFile
 from quire.compute.quantized.matrix import Groups, MatrixParts, optional_texts
+from quire.compute.weights.small_floats import HALF_E8M0, TWICE_E2M1, TWICE_VALUES
 
 SIZE: Final = 32
-HALF_E8M0: Final = np.where(np.arange(256) < 255, MXFP4_SCALES, np.float32(np.nan))
+
+
+def twice_e2m1(packed: ByteArray) -> NDArray[np.int8]:
+    """Return twice the weights of rows, `[rows, in]`, from bytes of two weights each, before they are scaled.
+
+    >>> twice_e2m1(np.array([[0x71, 0xF0]], np.uint8)).tolist(), float(HALF_E8M0[127])
+    ([[1, 12, 0, -12]], 0.5)
+    """
+    data = packed.reshape(len(packed), -1)
+    codes = np.empty((len(data), 2 * data.shape[1]), np.int8)
+    codes[:, 0::2], codes[:, 1::2] = TWICE_E2M1[data & 15], TWICE_E2M1[data >> 4]
+    return codes
+
+
+def read(config: ConfigFile) -> Mxfp4:
+    """Read the settings of a folder."""
+    return Mxfp4(optional_texts(config, "modules_to_not_convert"))
 
 
 @dataclass(frozen=True, slots=True)
 class Mxfp4:
-    """Implements `Method`."""
+    """Implements `Method`. `packed`: the part with the weights; `is_cut`: whether in blocks of 32; `scales`: a part."""
 
     unconverted: tuple[str, ...]
     name: str = "mxfp4, 4 bits"
     marker: str = "blocks"
-    sides: frozenset[str] = frozenset({"scales"})
-    integers: range = range(-12, 13)
+    packed: str = "blocks"
+    is_cut: bool = True
+    scales: str = "scales"
 
-    @classmethod
-    def read(cls, config: ConfigFile) -> Mxfp4:
-        """Read the settings of a folder."""
-        return cls(optional_texts(config, "modules_to_not_convert"))
+    @property
+    def sides(self) -> frozenset[str]:
+        """The other parts."""
+        return frozenset({self.packed, self.scales, "weight_shape"} if self.packed != self.marker else {self.scales})
 
     def shape(self, parts: MatrixParts) -> tuple[int, int]:
         """Return the shape of a matrix, after checking its parts."""
-        out, num_groups, _ = parts.shape("blocks", "U8", dimensions=3)
-        parts.require("blocks", (out, num_groups, SIZE // 2), "U8")
-        parts.require("scales", (out, num_groups), "U8")
+        out, num_groups = parts.shape(self.scales, "U8")
+        size = (out, num_groups, SIZE // 2) if self.is_cut else (out, num_groups * SIZE // 2)
+        parts.require(self.packed, size, "U8")
         return out, num_groups * SIZE
 
     def codes(self, parts: MatrixParts, rows: slice) -> NDArray[np.int8]:
-        """Return twice the weights of rows of a matrix, before they are scaled.
-
-        >>> TWICE_E2M1[[1, 7, 15]].tolist(), float(HALF_E8M0[127])
-        ([1, 12, -12], 0.5)
-        """
-        data = parts.array("blocks")[rows]
-        codes = np.empty((len(data), data.shape[1], SIZE), np.int8)
-        codes[..., 0::2], codes[..., 1::2] = TWICE_E2M1[data & 15], TWICE_E2M1[data >> 4]
-        return codes.reshape(len(data), -1)
+        """Return twice the weights of rows of a matrix, before they are scaled."""
+        data: NDArray[Any] = parts.array(self.packed)[rows]
+        return twice_e2m1(data)
 
     def groups(self, parts: MatrixParts, rows: slice) -> Groups:
         """Return half the scales of rows of a matrix."""
-        return Groups(HALF_E8M0[parts.array("scales")[rows]], 0, SIZE)
+        return Groups(HALF_E8M0[parts.array(self.scales)[rows]], 0, SIZE, TWICE_VALUES)

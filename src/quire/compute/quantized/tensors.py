@@ -125,8 +125,8 @@ class QuantizedTensors:
         """Yield the parts of each quantised matrix."""
         entries, method = self._checkpoint.entries, self._method
         for name in entries:
-            stem, _, part = name.rpartition(".")
-            if part == method.marker:
+            stem = name.removesuffix(f".{method.marker}")
+            if stem != name:
                 names = {side: f"{stem}.{side}" for side in (method.marker, *method.sides)}
                 found = {side: entries[full] for side, full in names.items() if full in entries}
                 yield MatrixParts(self._checkpoint, stem, MappingProxyType(found))
@@ -157,7 +157,7 @@ class QuantizedTensors:
         step, order, kind = max(1, LOOK // num_inputs), list(blocks.BLOCKS), ""
         for start in range(0, out, step):
             groups = method.groups(entry.parts, slice(start, min(start + step, out)))
-            of_rows = blocks.exact_type(method.integers, groups, num_inputs)
+            of_rows = blocks.exact_type(groups, num_inputs)
             if not of_rows:
                 return ""
             kind = max(kind or of_rows, of_rows, key=order.index)

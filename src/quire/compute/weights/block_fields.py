@@ -1,0 +1,52 @@
+"""The bytes of blocks of 32 codes, as GGUF lays them out, and quire's own blocks of NVFP4.
+
+    4 bits    16 bytes: codes 0 to 15 in the low halves, 16 to 31 in the high ones
+    5 bits    4 bytes with the fifth bits, then the others as above
+    NVFP4     the factor of the matrix (float32), the scale of each 16 codes (e4m3), codes of 5 bits as above
+
+A code of NVFP4 is twice an e2m1, plus 16. The blocks of NVFP4 in GGUF files are others.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quire.compute.arrays import ByteArray
+
+SIZE: Final = 32
+NVFP4_BYTES: Final = 26
+NAN: Final = 0x7F
+"""The first byte that is no number from 0 on in e4m3."""
+MOST_FACTOR: Final = 128
+
+
+def four_bits(codes: ByteArray) -> ByteArray:
+    """Return the low four bits of codes, `[rows, blocks, 32]`, as bytes of blocks."""
+    nibbles: ByteArray = codes[..., :16] & np.uint8(15) | codes[..., 16:] << np.uint8(4)
+    return nibbles
+
+
+def five_bits(codes: ByteArray) -> tuple[ByteArray, ByteArray]:
+    """Return the fifth bits of codes, `[rows, blocks, 32]`, and the others, as bytes of blocks."""
+    fifth = np.packbits(codes.reshape(-1) >> 4, bitorder="little")  # along an axis it takes five times as long
+    return fifth.reshape(*codes.shape[:2], -1), four_bits(codes)
+
+
+def are_nvfp4(scales: ByteArray, factor: np.float32) -> bool:
+    """Return whether blocks of NVFP4 can have these scales and this factor; engines multiply both by powers of two."""
+    return bool(abs(factor) < MOST_FACTOR) and not (scales >= NAN).any()
+
+
+def nvfp4_blocks(twice: NDArray[Any], scales: ByteArray, factor: np.float32) -> ByteArray:
+    """Return rows of twice an e2m1 each, `[rows, in]`, with their scales, `[rows, in / 16]`, as blocks of NVFP4.
+
+    >>> nvfp4_blocks(np.full((1, 32), -12), np.full((1, 2), 0x38, np.uint8), np.float32(1))[0, 3:11].tolist()
+    [63, 56, 56, 0, 0, 0, 0, 68]
+    """
+    codes = (np.ascontiguousarray(twice).reshape(len(twice), -1, SIZE) + 16).astype(np.uint8)
+    factors = np.full((*codes.shape[:2], 1), factor, "<f4").view(np.uint8)
+    fields = [factors, scales.reshape(*codes.shape[:2], 2), *five_bits(codes)]
+    return np.concatenate(fields, axis=2).reshape(len(codes), -1)
