@@ -539,6 +539,15 @@ def test_scales_that_blocks_of_nvfp4_lack_keep_a_matrix_out_of_them(
         assert np.array_equal(widen_nvfp4(blocks.reshape(-1, 26)).reshape(weights.shape), weights)
 
 
+def test_many_modules_and_a_long_list_of_others_are_read_quickly() -> None:
+    modules = {f"m{n}": {"quant_algo": ("FP8", "NVFP4")[n % 2], "group_size": 16} for n in range(20_000)}
+    settings = {**MIXED_MODELOPT, "quantized_layers": modules, "ignore": [f"n{n}" for n in range(20_000)]}
+    assert method_of(settings).name == "ModelOpt, fp8 and NVFP4"
+    groups = {f"g{n}": PACKED["config_groups"]["group_0"] for n in range(65)}
+    with pytest.raises(CheckpointError, match="allowed: 1 to 64 groups"):
+        method_of({**PACKED, "config_groups": groups})
+
+
 def test_modules_that_auto_round_left_alone_are_floats(tmp_path: Path) -> None:
     kept = {STEM: {"bits": 16, "data_type": "float"}, "same": {"bits": 4, "group_size": 32}}
     settings = auto_round_settings(None, extra_config=kept)
@@ -624,7 +633,7 @@ def scheme(**changes: object) -> dict[str, Any]:
         ({"quant_method": "fp8"}, "weight_block_size is None; allowed: two integers from 1, such as [128"),
         ({**FP8, "weight_block_size": [0, 128]}, "weight_block_size is [0, 128]; allowed: two integers"),
         ({**FP8, "weight_block_size": [True, 128]}, "weight_block_size is [True, 128]; allowed: two integers"),
-        ({**PACKED, "config_groups": {}}, "config_groups is {}; allowed: at least one group"),
+        ({**PACKED, "config_groups": {}}, "config_groups is {}; allowed: 1 to 64 groups"),
         ({**PACKED, "config_groups": {"W4A16": ["Linear"]}}, "W4A16 is ['Linear']; allowed: an object"),
         (compressed_settings("nvfp4-pack-quantized", type="float", num_bits=4, group_size=32), "group_size is 32; al"),
         (compressed_settings("mxfp4-pack-quantized", type="int", num_bits=4, group_size=32), "type is 'int'; allowed:"),

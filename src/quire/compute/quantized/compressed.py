@@ -40,6 +40,7 @@ from quire.compute.weights.small_floats import E4M3
 
 PACKED: Final = "pack-quantized"
 FLOAT: Final = "float-quantized"
+MOST_GROUPS: Final = 64
 KINDS: Final = {PACKED: "int", "int-quantized": "int", FLOAT: "float"}
 STRATEGIES: Final = ("tensor", "channel", "group", "block")
 
@@ -81,8 +82,8 @@ def read(config: ConfigFile) -> Method:
     if config.section("transform_config").fields:
         raise config.error("transform_config", "null: weights that were not rotated")
     groups = config.section("config_groups")
-    if not groups.fields:
-        raise config.error("config_groups", "at least one group")
+    if not 0 < len(groups.fields) <= MOST_GROUPS:
+        raise config.error("config_groups", f"1 to {MOST_GROUPS} groups")
     return one_of(_method(config, groups.section(name)) for name in groups.fields)
 
 

@@ -14,25 +14,35 @@ from quire.compute.quantized.nvfp4 import SIZE, Nvfp4
 from quire.compute.quantized.several import one_of
 
 MIXED: Final = "MIXED_PRECISION"
+OF_NVFP4: Final = ("NVFP4", "W4A16_NVFP4")
 
 
 def read(config: ConfigFile) -> Method:
     """Read the settings of a folder."""
     if config.fields.get("quant_algo") != MIXED:
         return _method(config, config)
-    layers = config.section("quantized_layers")
-    if not layers.fields:
+    modules = config.section("quantized_layers")
+    if not modules.fields:
         raise config.error("quantized_layers", "the settings of at least one module")
-    return one_of(_method(config, layers.section(name)) for name in layers.fields)
+    of_modules = [modules.section(name) for name in modules.fields]  # thousands, with a few algorithms
+    different = {repr(settings.fields.get("quant_algo")): settings for settings in of_modules}
+    for settings in of_modules:
+        _require_size(settings)
+    return one_of(_method(config, settings) for settings in different.values())
+
+
+def _require_size(settings: ConfigFile) -> None:
+    """Raise unless the matrices have the groups of their algorithm."""
+    if settings.fields.get("quant_algo") in OF_NVFP4 and settings.size("group_size", SIZE) != SIZE:
+        raise settings.error("group_size", f"{SIZE}")
 
 
 def _method(config: ConfigFile, settings: ConfigFile) -> Method:
     """Return the method of the matrices with these settings."""
     unconverted = optional_texts(config, "ignore") or optional_texts(config, "exclude_modules")
+    _require_size(settings)
     match algorithm := settings.fields.get("quant_algo"):
-        case "NVFP4" | "W4A16_NVFP4":
-            if settings.size("group_size", SIZE) != SIZE:
-                raise settings.error("group_size", f"{SIZE}")
+        case str() if algorithm in OF_NVFP4:
             return Nvfp4("ModelOpt, NVFP4", "weight", "weight_scale_2", False, unconverted)
         case "FP8":
             return Compressed("ModelOpt, fp8", Scheme(FLOAT, 8, True, "tensor", (0, 0)), unconverted)
