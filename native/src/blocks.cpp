@@ -40,7 +40,7 @@ constexpr BlockType kBlockTypes[] = {
     {"Q6_K", 256, 210, nested(6, 16, false)},
     {"IQ4_NL", 32, 18, kFlat8},
     {"IQ4_XS", 256, 136, nested(8, 32, false)},
-    {"NVFP4", 32, 26, {.bits = 5, .group = 16, .nested = true, .e4m3 = true}},
+    {"NVFP4", 32, 22, {.bits = 4, .group = 16, .nested = true, .e4m3 = true}},
 };
 
 const BlockType& block_type(StoredType type) {
@@ -71,11 +71,11 @@ void split(const Byte* __restrict packed, const Byte* __restrict fifth, std::int
     for (int i = 0; i < kCodedGroup; ++i) codes[i] |= static_cast<std::int8_t>(apart[i] == 0 ? 0 : 16);
 }
 
-// A block of NVFP4 as quire makes it: the factor of the matrix, two scales, codes of 5 bits.
+// A block of NVFP4 as quire makes it: the factor of the matrix, two scales, codes.
 void read_nvfp4(const Byte* block, int group, CodedInputs& to) {
     if (group == 0) std::memcpy(&to.scales.factor, block, sizeof to.scales.factor);
     std::memcpy(&to.scales.nested[2 * group], block + 4, 2);
-    split(block + 10, block + 6, to.codes + group * kCodedGroup);
+    split(block + 6, to.codes + group * kCodedGroup);
 }
 
 // A block of 32 as group `group` of the inputs.
@@ -255,7 +255,6 @@ void widen_row(StoredType type, const std::byte* row, int num_inputs, float* to)
         return;
     }
     const Coding coding = coding_of(type);
-    const int middle = middle_of(coding);
     CodedInputs coded;
     for (int start = 0; start < num_inputs; start += kCodedInputs) {
         const int count = std::min(kCodedInputs, num_inputs - start);
@@ -266,7 +265,7 @@ void widen_row(StoredType type, const std::byte* row, int num_inputs, float* to)
                 if (coding.e4m3) return scales.factor * from_e4m3(scales.nested[i / coding.group]);
                 return from_float16(scales.floats[0]) * static_cast<float>(scales.nested[i / coding.group]);
             };
-            const float weight = of(coded.scales) * static_cast<float>(coded.codes[i] - middle);
+            const float weight = of(coded.scales) * static_cast<float>(number_of(coding, coded.codes[i]));
             to[start + i] = coding.minimums ? weight + of(coded.minimums) : weight;
         }
     }

@@ -172,7 +172,6 @@ struct Matrix {
     std::vector<GroupProduct> groups_of(const InputRow& row, int output, int start) const {
         const quire::Coding& coding = view.coding;
         const CodedInputs& codes = coded[output][start / quire::kCodedInputs];
-        const int middle = middle_of(coding);
         std::vector<GroupProduct> groups;
         for (int i = start; i < std::min(start + quire::kCodedInputs, view.num_inputs); i += coding.group) {
             const int first = i / quire::kRowGroup * quire::kRowGroup;
@@ -180,7 +179,7 @@ struct Matrix {
             GroupProduct group = {numbers.scale, scale_of(codes.scales, i - start), 0.0F, 0, 0};
             if (coding.minimums) group.minimum = scale_of(codes.minimums, i - start);
             for (int k = i; k < std::min(i + coding.group, view.num_inputs); ++k) {
-                group.sum += std::int64_t{numbers.q[k - first]} * (codes.codes[k - start] - middle);
+                group.sum += std::int64_t{numbers.q[k - first]} * number_of(coding, codes.codes[k - start]);
                 group.sum_of_row += numbers.q[k - first];
             }
             groups.push_back(group);
@@ -307,8 +306,8 @@ struct Matrix {
 
     float weight_of(int output, int start, int input) const {
         const CodedInputs& codes = coded[output][start / quire::kCodedInputs];
-        const int middle = middle_of(view.coding);
-        const float weight = scale_of(codes.scales, input) * static_cast<float>(codes.codes[input] - middle);
+        const int number = number_of(view.coding, codes.codes[input]);
+        const float weight = scale_of(codes.scales, input) * static_cast<float>(number);
         return view.coding.minimums ? weight + scale_of(codes.minimums, input) : weight;
     }
 

@@ -71,9 +71,8 @@ def widen_nvfp4(blocks: Any) -> Any:
     """Return the weights of blocks of NVFP4, by the definition."""
     factors = blocks[:, :4].copy().view("<f4")
     scales = np.repeat(quantized_models.E4M3[blocks[:, 4:6]].astype(np.float32) * factors, 16, axis=1)
-    fifth = np.unpackbits(blocks[:, 6:10], axis=1, bitorder="little")
-    others = np.concatenate([blocks[:, 10:] & 15, blocks[:, 10:] >> 4], axis=1)
-    return ((others + 16.0 * fifth - 16) * scales.astype(np.float64)).astype(np.float32)
+    codes = np.concatenate([blocks[:, 6:] & 15, blocks[:, 6:] >> 4], axis=1)
+    return (2 * quantized_models.E2M1[codes] * scales.astype(np.float64)).astype(np.float32)
 
 
 WIDEN = {**{block.name: block.widen for block in BLOCK_TYPES.values()}, "E4M3": widen_e4m3, "NVFP4": widen_nvfp4}
@@ -536,7 +535,7 @@ def test_scales_that_blocks_of_nvfp4_lack_keep_a_matrix_out_of_them(
     assert bool(folder.block_types()) == is_packed
     if is_packed:
         blocks = folder.tensors().block_rows(f"{STEM}.weight")
-        assert np.array_equal(widen_nvfp4(blocks.reshape(-1, 26)).reshape(weights.shape), weights)
+        assert np.array_equal(widen_nvfp4(blocks.reshape(-1, 22)).reshape(weights.shape), weights)
 
 
 def test_many_modules_and_a_long_list_of_others_are_read_quickly() -> None:

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from quire.compute.gguf.blocks import BLOCK_TYPES
 from quire.compute.weights.codes import CODINGS
-from support.quantized_models import E4M3
+from support.quantized_models import E2M1, E4M3
 
 SCALES_AT = {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,)}  # float16 numbers; of the others at the start
 TYPES = {block.name: block for block in BLOCK_TYPES.values()}
@@ -36,25 +36,23 @@ def e4m3_blocks_of(num_rows: int, width: int) -> tuple[NDArray[np.uint8], NDArra
 
 
 def nvfp4_blocks_of(num_rows: int, width: int) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-    """Return rows of blocks of 32 integers of 5 bits; each 16 have one of all scales from 0 on."""
+    """Return rows of blocks of 32 random e2m1; each 16 have one of all scales from 0 on."""
     random = np.random.default_rng(0)
     factors = random.normal(0, 0.01, num_rows).astype("<f4")
     scales = random.integers(0, 0x7F, (num_rows, width // 32, 2)).astype(np.uint8)
-    integers = random.integers(-16, 16, (num_rows, width // 32, 32))
+    codes = random.integers(0, 16, (num_rows, width // 32, 32))
     blocks = b"".join(
-        nvfp4_block(factors[row], scales[row, block], integers[row, block])
+        nvfp4_block(factors[row], scales[row, block], codes[row, block])
         for row in range(num_rows)
         for block in range(width // 32)
     )
     products = E4M3[scales].astype(np.float32) * factors[:, None, None]  # rounded before the integers multiply them
-    numbers = integers * np.repeat(products, 16, axis=2).astype(np.float64)
+    numbers = 2 * E2M1[codes] * np.repeat(products, 16, axis=2).astype(np.float64)
     data = np.frombuffer(blocks, np.uint8).reshape(num_rows, -1)
     return data, numbers.astype(np.float32).reshape(num_rows, width)
 
 
-def nvfp4_block(factor: np.float32, scales: NDArray[np.uint8], integers: NDArray[np.int64]) -> bytes:
-    """Return a block: a factor, two scales, the fifth bit of each integer plus 16, and the others."""
-    n = [int(integer) + 16 for integer in integers]
-    fifth = sum((each >> 4) << place for place, each in enumerate(n)).to_bytes(4, "little")
-    others = bytes(n[place] & 15 | (n[place + 16] & 15) << 4 for place in range(16))
-    return factor.tobytes() + scales.tobytes() + fifth + others
+def nvfp4_block(factor: np.float32, scales: NDArray[np.uint8], codes: NDArray[np.int64]) -> bytes:
+    """Return a block: a factor, two scales, and the codes, the first 16 in the low halves of bytes."""
+    halves = bytes(int(codes[place]) | int(codes[place + 16]) << 4 for place in range(16))
+    return factor.tobytes() + scales.tobytes() + halves

@@ -49,9 +49,19 @@ QUIRE_INLINE constexpr NumberType packed_type(StoredType type) {
 // The format of the weights of blocks, once packed.
 Coding coding_of(StoredType type);
 
-// The offset of unsigned codes from the numbers that they represent: without minimums, 0 to 15 represent -8 to 7.
+// Twice the numbers of the 16 codes of e2m1, a float of a sign, 2 bits of exponent and 1 of mantissa.
+constexpr std::int8_t kTwiceE2m1[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+
+// The offset of unsigned codes from the numbers that they represent: without minimums, 0 to 15 represent -8 to 7. Codes
+// of e2m1 are looked up: the largest number is the offset of the unsigned ones that products use.
 QUIRE_INLINE constexpr int middle_of(const Coding& coding) {
+    if (coding.e4m3) return 12;
     return coding.bits == 8 || coding.minimums ? 0 : 1 << (coding.bits - 1);
+}
+
+// The number that a code represents.
+QUIRE_INLINE constexpr int number_of(const Coding& coding, int code) {
+    return coding.e4m3 ? kTwiceE2m1[code] : code - middle_of(coding);
 }
 
 // Bytes of a row of `num_inputs` numbers, a multiple of a block's bytes.

@@ -81,7 +81,7 @@ struct Coding {
     std::uint8_t group = 32;  // adjacent inputs that share a scale: 16 or 32
     bool nested = false;      // a scale is a small integer times the float16 of 256 inputs
     bool minimums = false;
-    bool e4m3 = false;  // with `nested`: a scale is a float of 8 bits times a float32 instead
+    bool e4m3 = false;  // with `nested`: a scale is a float of 8 bits times a float32 instead, and codes are e2m1
 };
 
 // A product with coded weights rounds each group of this many inputs of a row to int8, with its own scale.

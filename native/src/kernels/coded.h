@@ -6,7 +6,8 @@
 //     unit                32 inputs of four panels: codes, then scales, then minimums if there are any
 //     codes               for each bit of a code a line of 64 bytes of each panel, [bits][4 panels][16 outputs][4]
 //                         8 bits: a line is a step of four inputs
-//                         4 bits: a line has two steps, the first one in the low halves of its bytes
+//                         4 bits: a line has two steps, the first one in the low halves of its bytes; with scales in
+//                         e4m3 they are e2m1, which a table turns into twice their numbers
 //                         5, 6 bits: four lines of the low four bits, then a line of the fifth bits of all eight
 //                         steps, the first step in the lowest bits; or two lines of two more bits for four steps each
 //     scales, minimums    [groups][4 panels][16] float16; nested: int8 or e4m3
@@ -118,6 +119,29 @@ inline void steps_of(const std::byte* at, const std::byte* high, std::size_t lin
             steps[1].part[i] |= own << (4 - kMore) & kMask;
         }
     }
+}
+
+// Codes of e2m1 as bytes: twice their numbers, plus `offset`.
+inline Ints numbers_of_e2m1(const Ints& codes, int offset) {
+    std::int8_t table[16];
+    for (int code = 0; code < 16; ++code) table[code] = static_cast<std::int8_t>(kTwiceE2m1[code] + offset);
+    Ints result;
+#if defined(__AVX2__)
+    const __m128i numbers = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table));
+#if defined(__AVX512BW__)
+    const __m512i all = _mm512_maskz_broadcast_i32x4(0xffff, numbers);
+    result.part[0] = (IntPart)_mm512_maskz_shuffle_epi8(~0ULL, all, (__m512i)codes.part[0]);
+#else
+    const __m256i all = _mm256_broadcastsi128_si256(numbers);
+    QUIRE_FOR_PARTS(i) result.part[i] = (IntPart)_mm256_shuffle_epi8(all, (__m256i)codes.part[i]);
+#endif
+#else
+    std::int8_t bytes[kStepBytes];
+    std::memcpy(bytes, &codes, sizeof bytes);
+    for (std::int8_t& byte : bytes) byte = table[byte];
+    std::memcpy(&result, bytes, sizeof bytes);
+#endif
+    return result;
 }
 
 // Each of the bytes minus `middle`.
@@ -238,12 +262,13 @@ struct CodeStep : AnyCodeStep {
 };
 
 #if defined(__AVX2__) && !defined(__AVX512BW__)
-// Codes from 0 to 15: the products of all steps of a group are at most 8 * 2 * 15 * 127, which fits into 16 bits.
+// Codes from 0 to 15: the products of all steps of a group are at most 8 * 2 * 15 * 127, which fits into 16 bits; so
+// are those of the four steps of a group of e2m1, from 0 to 24.
 template <>
 struct CodeStep<4> {
     using Vector = Ints;
     static constexpr bool kSigned = false;
-    static_assert(kUnitSteps * 2 * 15 * 127 < 1 << 15);
+    static_assert(kUnitSteps * 2 * 15 * 127 < 1 << 15 && kUnitSteps / 2 * 2 * 24 * 127 < 1 << 15);
 
     static Vector codes(const Ints& bytes) { return bytes; }
     static Ints first(int) { return broadcast_int(0); }

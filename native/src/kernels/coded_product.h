@@ -39,10 +39,10 @@ template <typename Work>
 void with_form(const Coding& coding, Work work) {
     switch (coding.bits) {
         case 4:
+            if (coding.e4m3) return work(Form<4, kUnit, true, true>());
             if (coding.group == kUnit) return work(Form<4, kUnit, true>());
             return coding.nested ? work(Form<4, kRowGroup, true>()) : work(Form<4, kRowGroup, false>());
         case 5:
-            if (coding.e4m3) return work(Form<5, kUnit, true, true>());
             return coding.nested ? work(Form<5, kRowGroup, true>()) : work(Form<5, kRowGroup, false>());
         case 6:
             return work(Form<6, kUnit, true>());
@@ -216,8 +216,12 @@ void multiply_codes(const CodedTile& tile) {
                     Ints steps[kSteps];
                     steps_of<kBits>(panel, high + p * kStepBytes, line_bytes, line, steps);
                     QUIRE_UNROLLED for (int s = 0; s < kSteps; ++s) {
-                        const bool from_zero = Each::kSigned && kBits < 8;
-                        weights[s][p] = Each::codes(from_zero ? less(steps[s], tile.middle) : steps[s]);
+                        if constexpr (AnyForm::kE4m3) {
+                            steps[s] = numbers_of_e2m1(steps[s], Each::kSigned ? 0 : tile.middle);
+                        } else if constexpr (Each::kSigned && kBits < 8) {
+                            steps[s] = less(steps[s], tile.middle);
+                        }
+                        weights[s][p] = Each::codes(steps[s]);
                     }
                 }
                 at += line_bytes;

@@ -314,7 +314,7 @@ int code_at(const CodedLane& lane, int input) {
     };
     if (coding.bits == 8) return static_cast<std::int8_t>(byte(step) ^ kFlip);
     const int high = more == 0 ? 0 : byte(4 + step * more / 8) >> step * more % 8 & ((1 << more) - 1);
-    return ((byte(step / 2) >> 4 * (step % 2) & 15) | high << 4) - middle_of(coding);
+    return number_of(coding, (byte(step / 2) >> 4 * (step % 2) & 15) | high << 4);
 }
 
 void unpack_coded(const MatrixView& matrix, int row, float* output) {

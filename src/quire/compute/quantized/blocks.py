@@ -4,7 +4,7 @@
     Q5_0    d(n - 16)    n of 5 bits    22
     Q8_0    d n          n as int8      34
     E4M3    d n          n as e4m3      132 bytes for 128 weights; no type of GGUF, and d is float32
-    NVFP4   d s (n - 16) n of 5 bits     26 bytes for 32 weights; two s as e4m3, and d is float32; not GGUF's blocks
+    NVFP4   2 d s n      n as e2m1       22 bytes for 32 weights; two s as e4m3, and d is float32; not GGUF's blocks
 
 A weight is (code - zero point) × scale. A matrix becomes blocks if the inputs of each block share a scale, if d can
 represent each scale, and if n can represent all differences. Scales, zero points and groups show this, so no codes

@@ -2,9 +2,9 @@
 
     4 bits    16 bytes: codes 0 to 15 in the low halves, 16 to 31 in the high ones
     5 bits    4 bytes with the fifth bits, then the others as above
-    NVFP4     the factor of the matrix (float32), the scale of each 16 codes (e4m3), codes of 5 bits as above
+    NVFP4     the factor of the matrix (float32), the scale of each 16 codes (e4m3), codes of 4 bits as above: e2m1
 
-A code of NVFP4 is twice an e2m1, plus 16. The blocks of NVFP4 in GGUF files are others.
+The factor is halved, because engines multiply twice the number of an e2m1. NVFP4 in GGUF files has other blocks.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.compute.arrays import ByteArray
+from quire.compute.weights.small_floats import e2m1_of
 
 SIZE: Final = 32
-NVFP4_BYTES: Final = 26
+NVFP4_BYTES: Final = 22
 NAN: Final = 0x7F
 """The first byte that is no number from 0 on in e4m3."""
 MOST_FACTOR: Final = 128
@@ -43,10 +44,10 @@ def are_nvfp4(scales: ByteArray, factor: np.float32) -> bool:
 def nvfp4_blocks(twice: NDArray[Any], scales: ByteArray, factor: np.float32) -> ByteArray:
     """Return rows of twice an e2m1 each, `[rows, in]`, with their scales, `[rows, in / 16]`, as blocks of NVFP4.
 
-    >>> nvfp4_blocks(np.full((1, 32), -12), np.full((1, 2), 0x38, np.uint8), np.float32(1))[0, 3:11].tolist()
-    [63, 56, 56, 0, 0, 0, 0, 68]
+    >>> nvfp4_blocks(np.full((1, 32), -12), np.full((1, 2), 0x38, np.uint8), np.float32(1))[0, 2:8].tolist()
+    [128, 63, 56, 56, 255, 255]
     """
-    codes = (np.ascontiguousarray(twice).reshape(len(twice), -1, SIZE) + 16).astype(np.uint8)
+    codes = e2m1_of(np.ascontiguousarray(twice)).reshape(len(twice), -1, SIZE)
     factors = np.full((*codes.shape[:2], 1), factor, "<f4").view(np.uint8)
-    fields = [factors, scales.reshape(*codes.shape[:2], 2), *five_bits(codes)]
+    fields = [factors, scales.reshape(*codes.shape[:2], 2), four_bits(codes)]
     return np.concatenate(fields, axis=2).reshape(len(codes), -1)

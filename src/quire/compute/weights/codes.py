@@ -64,7 +64,7 @@ CODINGS: Final = MappingProxyType(
         "E4M3": Coding(8, 128, scale_bytes=4),
         "IQ4_NL": Coding(8),
         "IQ4_XS": Coding(8, nested=True),
-        "NVFP4": Coding(5, 16, nested=True, scale_bytes=4),
+        "NVFP4": Coding(4, 16, nested=True, scale_bytes=4),
     }
 )
 

@@ -9,11 +9,12 @@ None of them has an infinity.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
-from quire.compute.arrays import FloatArray
+from quire.compute.arrays import ByteArray, FloatArray
 
 TWICE_E2M1: Final = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
 TWICE_VALUES: Final = range(-12, 13)
@@ -22,6 +23,17 @@ HALF_E8M0: Final = np.where(
     np.arange(256) < 255, np.ldexp(np.float32(1), np.arange(256) - 128), np.float32(np.nan)
 ).astype(np.float32)
 """Half the number of each byte: 2^(n - 128), NaN for 255."""
+
+
+def e2m1_of(twice: NDArray[Any]) -> ByteArray:
+    """Return the codes of numbers, given twice each; zero has no sign.
+
+    >>> e2m1_of(np.array([12, -1, 0])).tolist()
+    [7, 9, 0]
+    """
+    order = np.argsort(TWICE_E2M1, kind="stable")
+    codes: ByteArray = order[np.searchsorted(TWICE_E2M1[order], twice)].astype(np.uint8)
+    return codes
 
 
 def _e4m3() -> FloatArray:
