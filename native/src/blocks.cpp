@@ -280,8 +280,8 @@ float from_float16(std::uint16_t bits) {
 }
 
 float from_e4m3(std::int8_t bits) {
-    // The bits of a float32 with a bias of 7: 2^120 moves it to 127.
-    return float_of(static_cast<std::uint32_t>(bits) << 20) * 0x1p120F;
+    // The bits of a float16 with a bias of 7: 2^8 moves it to 15.
+    return from_float16(static_cast<std::uint16_t>(bits << 7)) * 256.0F;
 }
 
 std::uint16_t to_float16(float value) {

@@ -136,28 +136,6 @@ inline Floats load(const std::int8_t* from) {
 }
 
 // float16: processors have instructions for conversions, C++20 has no type.
-// Numbers in e4m3 from 0 on, times 2^-120: their bits are those of a float32 with another bias.
-inline Floats load_e4m3(const std::int8_t* from) {
-    Floats result;
-#if defined(__AVX512F__)
-    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
-    result.part[0] = (FloatPart)((IntPart)_mm512_maskz_cvtepu8_epi32(0xffff, bytes) << 20);
-#elif defined(__AVX2__)
-    QUIRE_FOR_PARTS(i) {
-        const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from + i * kPartLanes));
-        result.part[i] = (FloatPart)((IntPart)_mm256_cvtepu8_epi32(bytes) << 20);
-    }
-#else
-    typedef std::uint8_t BytePart __attribute__((vector_size(kPartLanes)));
-    QUIRE_FOR_PARTS(i) {
-        BytePart bytes;
-        std::memcpy(&bytes, from + i * kPartLanes, sizeof bytes);
-        result.part[i] = (FloatPart)(__builtin_convertvector(bytes, IntPart) << 20);
-    }
-#endif
-    return result;
-}
-
 inline Floats load_float16(const std::uint16_t* from) {
     Floats result;
 #if defined(__AVX512F__)
@@ -171,6 +149,28 @@ inline Floats load_float16(const std::uint16_t* from) {
     QUIRE_FOR_PARTS(i) {
         for (int lane = 0; lane < kPartLanes; ++lane) {
             result.part[i][lane] = from_float16(from[i * kPartLanes + lane]);
+        }
+    }
+#endif
+    return result;
+}
+
+// Numbers in e4m3 from 0 on, times 2^-8: their bits are those of a float16 with another bias. Bits of a float32 would
+// do too, but small scales would be denormal floats, which slow some processors down.
+inline Floats load_e4m3(const std::int8_t* from) {
+    Floats result;
+#if defined(__AVX512F__)
+    const __m256i bytes = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+    result.part[0] = _mm512_maskz_cvtph_ps(0xffff, _mm256_slli_epi16(bytes, 7));
+#elif defined(__F16C__)
+    QUIRE_FOR_PARTS(i) {
+        const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from + i * kPartLanes));
+        result.part[i] = _mm256_cvtph_ps(_mm_slli_epi16(_mm_cvtepu8_epi16(bytes), 7));
+    }
+#else
+    QUIRE_FOR_PARTS(i) {
+        for (int lane = 0; lane < kPartLanes; ++lane) {
+            result.part[i][lane] = from_float16(static_cast<std::uint16_t>(from[i * kPartLanes + lane] << 7));
         }
     }
 #endif

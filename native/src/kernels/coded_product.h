@@ -34,7 +34,7 @@ struct Form {
     static constexpr bool kNested = kNested_, kE4m3 = kE4m3_;
 };
 
-// Calls work(form of the coding). Groups of 16 are nested, and codes of 6 bits are in such groups.
+// Calls work(form of the coding). Groups of 16 are nested, and codes of 6 bits and scales in e4m3 have such groups.
 template <typename Work>
 void with_form(const Coding& coding, Work work) {
     switch (coding.bits) {
@@ -75,7 +75,7 @@ class TileScales {
             QUIRE_UNROLLED for (int p = 0; p < kPanels; ++p) {
                 if constexpr (AnyForm::kE4m3) {
                     const auto* factors = reinterpret_cast<const float*>(scales.outer) + p * kPanelWidth;
-                    outer_[p] = load(factors) * broadcast(0x1p120F);  // see load_e4m3
+                    outer_[p] = load(factors) * broadcast(256.0F);  // see load_e4m3
                 } else {
                     outer_[p] = load_half(scales.outer + 2 * p * kPanelWidth);
                 }
