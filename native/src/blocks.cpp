@@ -10,9 +10,6 @@ namespace {
 
 using Byte = std::uint8_t;
 
-// The sixteen codes of IQ4: closer together around zero.
-constexpr std::int8_t kCurve[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
-
 struct BlockType {
     std::string_view name;
     int inputs, bytes;
@@ -38,9 +35,9 @@ constexpr BlockType kBlockTypes[] = {
     {"Q4_K", 256, 144, nested(4, 32, true)},
     {"Q5_K", 256, 176, nested(5, 32, true)},
     {"Q6_K", 256, 210, nested(6, 16, false)},
-    {"IQ4_NL", 32, 18, kFlat8},
-    {"IQ4_XS", 256, 136, nested(8, 32, false)},
-    {"NVFP4", 32, 22, {.bits = 4, .group = 16, .nested = true, .e4m3 = true}},
+    {"IQ4_NL", 32, 18, {.bits = 4, .table = CodeTable::kIq4}},
+    {"IQ4_XS", 256, 136, {.bits = 4, .nested = true, .table = CodeTable::kIq4}},
+    {"NVFP4", 32, 22, {.bits = 4, .group = 16, .nested = true, .e4m3 = true, .table = CodeTable::kTwiceE2m1}},
 };
 
 const BlockType& block_type(StoredType type) {
@@ -85,6 +82,7 @@ void read_small_block(StoredType type, const Byte* block, int group, CodedInputs
     to.minimums.floats[group] = half_at(block + 2);  // if the type has minimums
     switch (type) {
         case StoredType::kQ4_0:
+        case StoredType::kIq4Nl:
             return split(block + 2, codes);
         case StoredType::kQ4_1:
             return split(block + 4, codes);
@@ -92,10 +90,6 @@ void read_small_block(StoredType type, const Byte* block, int group, CodedInputs
             return split(block + 6, block + 2, codes);
         case StoredType::kQ5_1:
             return split(block + 8, block + 4, codes);
-        case StoredType::kIq4Nl:
-            split(block + 2, codes);
-            for (int i = 0; i < kCodedGroup; ++i) codes[i] = kCurve[codes[i]];
-            return;
         case StoredType::kNvfp4:
             return read_nvfp4(block, group, to);
         default:
@@ -180,7 +174,6 @@ void read_iq4_xs(const Byte* block, CodedInputs& to) {
         const int low = block[4 + j / 2] >> 4 * (j % 2) & 15, high = half_at(block + 2) >> 2 * j & 3;
         to.scales.nested[j] = static_cast<std::int8_t>((low | high << 4) - 32);
         split(block + 8 + 16 * j, to.codes + 32 * j);
-        for (int i = 0; i < 32; ++i) to.codes[32 * j + i] = kCurve[to.codes[32 * j + i]];
     }
 }
 

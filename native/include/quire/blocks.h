@@ -49,19 +49,24 @@ QUIRE_INLINE constexpr NumberType packed_type(StoredType type) {
 // The format of the weights of blocks, once packed.
 Coding coding_of(StoredType type);
 
-// Twice the numbers of the 16 codes of e2m1, a float of a sign, 2 bits of exponent and 1 of mantissa.
-constexpr std::int8_t kTwiceE2m1[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+// The numbers of the sixteen codes of a table: twice an e2m1, a float of a sign, 2 bits of exponent and 1 of mantissa;
+// and those of IQ4, which are closer together around zero.
+constexpr std::int8_t kTables[][16] = {
+    {},
+    {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12},
+    {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113},
+};
 
-// The offset of unsigned codes from the numbers that they represent: without minimums, 0 to 15 represent -8 to 7. Codes
-// of e2m1 are looked up: the largest number is the offset of the unsigned ones that products use.
+// The offset of unsigned codes from the numbers that they represent: without minimums, 0 to 15 represent -8 to 7. The
+// numbers of a table get one that makes them unsigned.
 QUIRE_INLINE constexpr int middle_of(const Coding& coding) {
-    if (coding.e4m3) return 12;
+    if (coding.table != CodeTable::kNone) return coding.table == CodeTable::kIq4 ? 127 : 12;
     return coding.bits == 8 || coding.minimums ? 0 : 1 << (coding.bits - 1);
 }
 
 // The number that a code represents.
 QUIRE_INLINE constexpr int number_of(const Coding& coding, int code) {
-    return coding.e4m3 ? kTwiceE2m1[code] : code - middle_of(coding);
+    return coding.table == CodeTable::kNone ? code - middle_of(coding) : kTables[static_cast<int>(coding.table)][code];
 }
 
 // Bytes of a row of `num_inputs` numbers, a multiple of a block's bytes.

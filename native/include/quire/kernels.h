@@ -75,13 +75,17 @@ enum class StoredType {
     kNvfp4
 };
 
+// The numbers that codes of 4 bits represent, if they are uneven: see kTables.
+enum class CodeTable : std::uint8_t { kNone, kTwiceE2m1, kIq4 };
+
 // The format of a coded matrix's weights, each scale * code + minimum.
 struct Coding {
     std::uint8_t bits = 8;    // of a code: 4 to 6, or 8
     std::uint8_t group = 32;  // adjacent inputs that share a scale: 16 or 32
     bool nested = false;      // a scale is a small integer times the float16 of 256 inputs
     bool minimums = false;
-    bool e4m3 = false;  // with `nested`: a scale is a float of 8 bits times a float32 instead, and codes are e2m1
+    bool e4m3 = false;  // with `nested`: a scale is a float of 8 bits times a float32 instead
+    CodeTable table = CodeTable::kNone;
 };
 
 // A product with coded weights rounds each group of this many inputs of a row to int8, with its own scale.

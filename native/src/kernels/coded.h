@@ -6,8 +6,7 @@
 //     unit                32 inputs of four panels: codes, then scales, then minimums if there are any
 //     codes               for each bit of a code a line of 64 bytes of each panel, [bits][4 panels][16 outputs][4]
 //                         8 bits: a line is a step of four inputs
-//                         4 bits: a line has two steps, the first one in the low halves of its bytes; with scales in
-//                         e4m3 they are e2m1, which a table turns into twice their numbers
+//                         4 bits: a line has two steps, the first one in the low halves of its bytes
 //                         5, 6 bits: four lines of the low four bits, then a line of the fifth bits of all eight
 //                         steps, the first step in the lowest bits; or two lines of two more bits for four steps each
 //     scales, minimums    [groups][4 panels][16] float16; nested: int8 or e4m3
@@ -121,10 +120,13 @@ inline void steps_of(const std::byte* at, const std::byte* high, std::size_t lin
     }
 }
 
-// Codes of e2m1 as bytes: twice their numbers, plus `offset`.
-inline Ints numbers_of_e2m1(const Ints& codes, int offset) {
+// The numbers that codes have in a table, plus `offset`, as bytes.
+template <CodeTable kTable>
+inline Ints looked_up(const Ints& codes, int offset) {
     std::int8_t table[16];
-    for (int code = 0; code < 16; ++code) table[code] = static_cast<std::int8_t>(kTwiceE2m1[code] + offset);
+    for (int code = 0; code < 16; ++code) {
+        table[code] = static_cast<std::int8_t>(kTables[static_cast<int>(kTable)][code] + offset);
+    }
     Ints result;
 #if defined(__AVX2__)
     const __m128i numbers = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table));

@@ -28,26 +28,35 @@ struct CodedFetch {
 };
 
 // The coding of a matrix, as compile-time constants.
-template <int kBits_, int kGroup_, bool kNested_, bool kE4m3_ = false>
+template <int kBits_, int kGroup_, bool kNested_, CodeTable kTable_ = CodeTable::kNone>
 struct Form {
     static constexpr int kBits = kBits_, kGroup = kGroup_;
-    static constexpr bool kNested = kNested_, kE4m3 = kE4m3_;
+    static constexpr bool kNested = kNested_;
+    static constexpr CodeTable kTable = kTable_;
+    static constexpr bool kE4m3 = kTable == CodeTable::kTwiceE2m1;  // the scales of these codes
+    // The numbers of IQ4 need as much room in products as codes of 8 bits.
+    using Step = CodeStep<kTable == CodeTable::kIq4 ? 8 : kBits>;
 };
 
-// Calls work(form of the coding). Groups of 16 are nested, and codes of 6 bits and scales in e4m3 have such groups.
+// Calls work(form of the coding). Groups of 16 are nested, and codes of 6 bits and scales in e4m3 have such groups;
+// codes of 8 bits are not nested.
 template <typename Work>
 void with_form(const Coding& coding, Work work) {
     switch (coding.bits) {
         case 4:
-            if (coding.e4m3) return work(Form<4, kUnit, true, true>());
+            if (coding.e4m3) return work(Form<4, kUnit, true, CodeTable::kTwiceE2m1>());
             if (coding.group == kUnit) return work(Form<4, kUnit, true>());
+            if (coding.table == CodeTable::kIq4) {
+                return coding.nested ? work(Form<4, kRowGroup, true, CodeTable::kIq4>())
+                                     : work(Form<4, kRowGroup, false, CodeTable::kIq4>());
+            }
             return coding.nested ? work(Form<4, kRowGroup, true>()) : work(Form<4, kRowGroup, false>());
         case 5:
             return coding.nested ? work(Form<5, kRowGroup, true>()) : work(Form<5, kRowGroup, false>());
         case 6:
             return work(Form<6, kUnit, true>());
         default:
-            return coding.nested ? work(Form<8, kRowGroup, true>()) : work(Form<8, kRowGroup, false>());
+            return work(Form<8, kRowGroup, false>());
     }
 }
 
@@ -187,7 +196,7 @@ inline void add_minimums(const CodedTile& tile) {
 template <typename AnyForm, int kRows, int kPanels>
 void multiply_codes(const CodedTile& tile) {
     constexpr int kBits = AnyForm::kBits, kGroup = AnyForm::kGroup;
-    using Each = CodeStep<kBits>;
+    using Each = typename AnyForm::Step;
     constexpr int kGroups = kUnitInputs / kGroup, kSums = kGroup / kUnit;
     constexpr int kSteps = kLineSteps<kBits>, kLines = kGroup / kStepInputs / kSteps;
     const std::byte* codes = tile.codes.first;
@@ -216,8 +225,8 @@ void multiply_codes(const CodedTile& tile) {
                     Ints steps[kSteps];
                     steps_of<kBits>(panel, high + p * kStepBytes, line_bytes, line, steps);
                     QUIRE_UNROLLED for (int s = 0; s < kSteps; ++s) {
-                        if constexpr (AnyForm::kE4m3) {
-                            steps[s] = numbers_of_e2m1(steps[s], Each::kSigned ? 0 : tile.middle);
+                        if constexpr (AnyForm::kTable != CodeTable::kNone) {
+                            steps[s] = looked_up<AnyForm::kTable>(steps[s], Each::kSigned ? 0 : tile.middle);
                         } else if constexpr (Each::kSigned && kBits < 8) {
                             steps[s] = less(steps[s], tile.middle);
                         }

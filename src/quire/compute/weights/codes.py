@@ -62,8 +62,8 @@ CODINGS: Final = MappingProxyType(
         "Q6_K": Coding(6, 16, nested=True),
         "Q6_K_wide": Coding(8, 16, nested=True),  # on a GPU, and so is the next
         "E4M3": Coding(8, 128, scale_bytes=4),
-        "IQ4_NL": Coding(8),
-        "IQ4_XS": Coding(8, nested=True),
+        "IQ4_NL": Coding(4),
+        "IQ4_XS": Coding(4, nested=True),
         "NVFP4": Coding(4, 16, nested=True, scale_bytes=4),
     }
 )
