@@ -1788,7 +1788,7 @@ def test_the_tokens_that_end_a_text(
         ({"architectures": []}, "a model that names no family, which quire cannot run. Use a model of"),
         ({"dtype": "int8"}, "dtype is 'int8'; allowed: one of float32, bfloat16, float16"),
         ({"torch_dtype": 16}, "torch_dtype is 16; allowed: one of float32, bfloat16, float16"),
-        ({"quantization_config": {"bits": 4}}, "quantization_config: quant_method is None; allowed: one of awq, "),
+        ({"quantization_config": {"bits": 4}}, "quantization_config: quant_method is None; allowed: one of auto-r"),
         ({"architectures": None}, "architectures is None; allowed: a list of strings"),
         ({"hidden_act": "gelu_fast"}, "hidden_act is 'gelu_fast'; allowed: one of silu, swish, gelu, gelu_new"),
         ({"vocab_size": 0}, "vocab_size is 0; allowed: an integer from 1 to 16777215"),
