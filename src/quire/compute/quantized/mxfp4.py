@@ -54,8 +54,8 @@ class Mxfp4:
 
     @property
     def sides(self) -> frozenset[str]:
-        """The other parts."""
-        return frozenset({self.packed, self.scales, "weight_shape"} if self.packed != self.marker else {self.scales})
+        """The other parts, and the marker."""
+        return frozenset({self.packed, self.scales, "weight_shape"})
 
     def shape(self, parts: MatrixParts) -> tuple[int, int]:
         """Return the shape of a matrix, after checking its parts."""
