@@ -272,7 +272,7 @@ def _entries(header: GgufHeader, names: Names) -> dict[str, GgufEntry]:
             for theirs, entry in _named(header, names, name, tensor):
                 if theirs in entries:
                     raise CheckpointError(f"{header.path}: tensor {name!r}", "given twice", "each once")
-                entries[theirs] = replace(entry, factors=factors.get(name))
+                entries[theirs] = replace(entry, factors=factors[name]) if name in factors else entry
             if len(entries) > MAX_TENSORS:
                 raise CheckpointError(
                     f"{header.path}: tensors, each expert as one", f"{len(entries)} and more", f"at most {MAX_TENSORS}"

@@ -19,6 +19,9 @@ from quire.compute.arrays import ByteArray, FloatArray
 TWICE_E2M1: Final = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
 TWICE_VALUES: Final = range(-12, 13)
 """The range of twice the numbers of e2m1."""
+CODE_OF_TWICE: Final = np.zeros(len(TWICE_VALUES), np.uint8)
+CODE_OF_TWICE[TWICE_E2M1[::-1].astype(np.intp) + 12] = np.arange(16, dtype=np.uint8)[::-1]
+"""The first code of each of them, from -12 on; 0 for those that no code has."""
 HALF_E8M0: Final = np.where(
     np.arange(256) < 255, np.ldexp(np.float32(1), np.arange(256) - 128), np.float32(np.nan)
 ).astype(np.float32)
@@ -31,8 +34,7 @@ def e2m1_of(twice: NDArray[Any]) -> ByteArray:
     >>> e2m1_of(np.array([12, -1, 0])).tolist()
     [7, 9, 0]
     """
-    order = np.argsort(TWICE_E2M1, kind="stable")
-    codes: ByteArray = order[np.searchsorted(TWICE_E2M1[order], twice)].astype(np.uint8)
+    codes: ByteArray = CODE_OF_TWICE[np.add(twice, 12, dtype=np.intp)]
     return codes
 
 
