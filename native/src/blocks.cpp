@@ -20,7 +20,10 @@ constexpr Coding kFlat4 = {.bits = 4}, kFlat8 = {.bits = 8};
 constexpr Coding kFlat4Min = {.bits = 4, .minimums = true};
 
 constexpr Coding nested(int bits, int group, bool minimums) {
-    return {.bits = static_cast<Byte>(bits), .group = static_cast<Byte>(group), .nested = true, .minimums = minimums};
+    return {.bits = static_cast<Byte>(bits),
+            .group = static_cast<Byte>(group),
+            .scales = ScaleType::kNested,
+            .minimums = minimums};
 }
 
 // In the order of StoredType, after the floats.
@@ -36,8 +39,9 @@ constexpr BlockType kBlockTypes[] = {
     {"Q5_K", 256, 176, nested(5, 32, true)},
     {"Q6_K", 256, 210, nested(6, 16, false)},
     {"IQ4_NL", 32, 18, {.bits = 4, .table = CodeTable::kIq4}},
-    {"IQ4_XS", 256, 136, {.bits = 4, .nested = true, .table = CodeTable::kIq4}},
-    {"NVFP4", 32, 22, {.bits = 4, .group = 16, .nested = true, .e4m3 = true, .table = CodeTable::kTwiceE2m1}},
+    {"IQ4_XS", 256, 136, {.bits = 4, .scales = ScaleType::kNested, .table = CodeTable::kIq4}},
+    {"MXFP4", 32, 17, {.bits = 4, .scales = ScaleType::kPower, .table = CodeTable::kTwiceE2m1}},
+    {"NVFP4", 32, 22, {.bits = 4, .group = 16, .scales = ScaleType::kNestedE4m3, .table = CodeTable::kTwiceE2m1}},
 };
 
 const BlockType& block_type(StoredType type) {
@@ -68,15 +72,23 @@ void split(const Byte* __restrict packed, const Byte* __restrict fifth, std::int
     for (int i = 0; i < kCodedGroup; ++i) codes[i] |= static_cast<std::int8_t>(apart[i] == 0 ? 0 : 16);
 }
 
+// A block of MXFP4: the exponent of a scale, which is halved because the table has twice the numbers; then codes.
+void read_mxfp4(const Byte* block, int group, CodedInputs& to) {
+    to.scales.bytes[group] = static_cast<std::int8_t>(block[0] == 0 ? 0 : block[0] - 1);
+    split(block + 1, to.codes + group * kCodedGroup);
+}
+
 // A block of NVFP4 as quire makes it: the factor of the matrix, two scales, codes.
 void read_nvfp4(const Byte* block, int group, CodedInputs& to) {
     if (group == 0) std::memcpy(&to.scales.factor, block, sizeof to.scales.factor);
-    std::memcpy(&to.scales.nested[2 * group], block + 4, 2);
+    std::memcpy(&to.scales.bytes[2 * group], block + 4, 2);
     split(block + 6, to.codes + group * kCodedGroup);
 }
 
 // A block of 32 as group `group` of the inputs.
 void read_small_block(StoredType type, const Byte* block, int group, CodedInputs& to) {
+    if (type == StoredType::kMxfp4) return read_mxfp4(block, group, to);
+    if (type == StoredType::kNvfp4) return read_nvfp4(block, group, to);
     std::int8_t* codes = to.codes + group * kCodedGroup;
     to.scales.floats[group] = half_at(block);
     to.minimums.floats[group] = half_at(block + 2);  // if the type has minimums
@@ -90,8 +102,6 @@ void read_small_block(StoredType type, const Byte* block, int group, CodedInputs
             return split(block + 6, block + 2, codes);
         case StoredType::kQ5_1:
             return split(block + 8, block + 4, codes);
-        case StoredType::kNvfp4:
-            return read_nvfp4(block, group, to);
         default:
             std::memcpy(codes, block + 2, kCodedGroup);
     }
@@ -103,8 +113,8 @@ void read_six_bits(const Byte* packed, CodedInputs& to) {
         const bool first = j < 4;
         const int scale = first ? packed[j] & 63 : (packed[j + 4] & 15) | (packed[j - 4] >> 6) << 4;
         const int minimum = first ? packed[j + 4] & 63 : packed[j + 4] >> 4 | (packed[j] >> 6) << 4;
-        to.scales.nested[j] = static_cast<std::int8_t>(scale);
-        to.minimums.nested[j] = static_cast<std::int8_t>(minimum);
+        to.scales.bytes[j] = static_cast<std::int8_t>(scale);
+        to.minimums.bytes[j] = static_cast<std::int8_t>(minimum);
     }
 }
 
@@ -122,7 +132,7 @@ void read_q4_k(const Byte* block, const Byte* fifth, const Byte* low, CodedInput
 
 void read_q6_k(const Byte* block, CodedInputs& to) {
     to.scales.floats[0] = half_at(block + 208);
-    std::memcpy(to.scales.nested, block + 192, 16);
+    std::memcpy(to.scales.bytes, block + 192, 16);
     for (int n = 0; n < 2; ++n) {
         for (int j = 0; j < 4; ++j) {
             for (int i = 0; i < 32; ++i) {
@@ -147,8 +157,8 @@ void read_q2_k(const Byte* block, CodedInputs& to) {
     to.scales.floats[0] = half_at(block + 80);
     to.minimums.floats[0] = negated(half_at(block + 82));
     for (int i = 0; i < 16; ++i) {
-        to.scales.nested[i] = static_cast<std::int8_t>(block[i] & 15);
-        to.minimums.nested[i] = static_cast<std::int8_t>(block[i] >> 4);
+        to.scales.bytes[i] = static_cast<std::int8_t>(block[i] & 15);
+        to.minimums.bytes[i] = static_cast<std::int8_t>(block[i] >> 4);
     }
     std::memset(to.codes, 0, sizeof to.codes);
     add_two_bits(block + 16, to.codes);
@@ -159,7 +169,7 @@ void read_q3_k(const Byte* block, CodedInputs& to) {
     to.scales.floats[0] = half_at(block + 108);
     for (int i = 0; i < 16; ++i) {
         const int low = i < 8 ? scales[i] & 15 : scales[i - 8] >> 4;
-        to.scales.nested[i] = static_cast<std::int8_t>((low | (scales[8 + i % 4] >> 2 * (i / 4) & 3) << 4) - 32);
+        to.scales.bytes[i] = static_cast<std::int8_t>((low | (scales[8 + i % 4] >> 2 * (i / 4) & 3) << 4) - 32);
     }
     for (int j = 0; j < 8; ++j) {
         // The file subtracts 4 if the third bit is not set; a code without minimums represents 8 less.
@@ -172,7 +182,7 @@ void read_iq4_xs(const Byte* block, CodedInputs& to) {
     to.scales.floats[0] = half_at(block);
     for (int j = 0; j < 8; ++j) {
         const int low = block[4 + j / 2] >> 4 * (j % 2) & 15, high = half_at(block + 2) >> 2 * j & 3;
-        to.scales.nested[j] = static_cast<std::int8_t>((low | high << 4) - 32);
+        to.scales.bytes[j] = static_cast<std::int8_t>((low | high << 4) - 32);
         split(block + 8 + 16 * j, to.codes + 32 * j);
     }
 }
@@ -254,9 +264,17 @@ void widen_row(StoredType type, const std::byte* row, int num_inputs, float* to)
         read_blocks(type, row + row_bytes(type, start), count, coded);
         for (int i = 0; i < count; ++i) {
             const auto of = [&](const CodedInputs::Scales& scales) {
-                if (!coding.nested) return from_float16(scales.floats[i / kCodedGroup]);
-                if (coding.e4m3) return scales.factor * from_e4m3(scales.nested[i / coding.group]);
-                return from_float16(scales.floats[0]) * static_cast<float>(scales.nested[i / coding.group]);
+                const std::int8_t byte = scales.bytes[i / coding.group];
+                switch (coding.scales) {
+                    case ScaleType::kFloat16:
+                        return from_float16(scales.floats[i / kCodedGroup]);
+                    case ScaleType::kNested:
+                        return from_float16(scales.floats[0]) * static_cast<float>(byte);
+                    case ScaleType::kNestedE4m3:
+                        return scales.factor * from_e4m3(byte);
+                    default:
+                        return from_power(byte);
+                }
             };
             const float weight = of(coded.scales) * static_cast<float>(number_of(coding, coded.codes[i]));
             to[start + i] = coding.minimums ? weight + of(coded.minimums) : weight;
@@ -276,6 +294,8 @@ float from_e4m3(std::int8_t bits) {
     // The bits of a float16 with a bias of 7: 2^8 moves it to 15.
     return from_float16(static_cast<std::uint16_t>(bits << 7)) * 256.0F;
 }
+
+float from_power(std::int8_t bits) { return float_of(std::uint32_t{static_cast<Byte>(bits)} << 23); }
 
 std::uint16_t to_float16(float value) {
     const std::uint32_t bits = bits_of(value), sign = bits >> 16 & 0x8000U, size = bits & 0x7fffffffU;

@@ -24,6 +24,7 @@ using quire::LinearTile;
 using quire::MatrixView;
 using quire::NumberType;
 using quire::Rows;
+using quire::ScaleType;
 using quire::StoredType;
 using quire::testing::expect;
 using quire::testing::Random;
@@ -299,9 +300,17 @@ struct Matrix {
     }
 
     float scale_of(const CodedInputs::Scales& scales, int input) const {
-        if (!view.coding.nested) return quire::from_float16(scales.floats[input / 32]);
-        if (view.coding.e4m3) return scales.factor * quire::from_e4m3(scales.nested[input / view.coding.group]);
-        return quire::from_float16(scales.floats[0]) * static_cast<float>(scales.nested[input / view.coding.group]);
+        const std::int8_t byte = scales.bytes[input / view.coding.group];
+        switch (view.coding.scales) {
+            case ScaleType::kFloat16:
+                return quire::from_float16(scales.floats[input / 32]);
+            case ScaleType::kNested:
+                return quire::from_float16(scales.floats[0]) * static_cast<float>(byte);
+            case ScaleType::kNestedE4m3:
+                return scales.factor * quire::from_e4m3(byte);
+            default:
+                return std::ldexp(1.0F, static_cast<std::uint8_t>(byte) - 127);
+        }
     }
 
     float weight_of(int output, int start, int input) const {
@@ -314,6 +323,10 @@ struct Matrix {
     // Sets the float16 numbers of a block, at its beginning or its end, to numbers near 1/100.
     void set_scales(std::byte* block, std::size_t bytes, Random& random) const {
         if (as == StoredType::kNvfp4) return set_nvfp4_scales(block, random);
+        if (as == StoredType::kMxfp4) {
+            block[0] = static_cast<std::byte>(117 + random.below(8));  // 2^-10 to 2^-3
+            return;
+        }
         const bool last = as == StoredType::kQ6K || as == StoredType::kQ3K || as == StoredType::kQ2K;
         std::byte* first = last ? block + bytes - (as == StoredType::kQ2K ? 4 : 2) : block;
         const bool two = quire::coding_of(as).minimums;
@@ -407,18 +420,21 @@ std::vector<std::byte> described(const Matrix& matrix, int flip) {
             const auto add_scales = [&](CodedInputs::Scales CodedInputs::* which, int group) {
                 for (int output = first; output < end; ++output) {
                     const CodedInputs::Scales& scales = codes_of(output).*which;
-                    if (group < 0 && coding.e4m3) {
+                    if (group < 0 && coding.scales == ScaleType::kNestedE4m3) {
                         unsigned factor;
                         std::memcpy(&factor, &scales.factor, sizeof factor);
                         add(factor, 4);
                         continue;
                     }
-                    if (group < 0 || !coding.nested) add(scales.floats[std::max(group, 0)], 2);
-                    if (group >= 0 && coding.nested) add(static_cast<std::uint8_t>(scales.nested[group]), 1);
+                    if (group < 0 || coding.scale_bytes() == 2) {
+                        add(scales.floats[std::max(group, 0)], 2);
+                    } else {
+                        add(static_cast<std::uint8_t>(scales.bytes[group]), 1);
+                    }
                 }
             };
-            if (coding.nested) add_scales(&CodedInputs::scales, -1);
-            if (coding.nested && coding.minimums) add_scales(&CodedInputs::minimums, -1);
+            if (coding.nested()) add_scales(&CodedInputs::scales, -1);
+            if (coding.nested() && coding.minimums) add_scales(&CodedInputs::minimums, -1);
             for (int unit = 0; unit < std::min(256, num_inputs - start); unit += 32) {
                 for (int line = 0; line < coding.bits; ++line) {
                     for (int output = first; output < end; ++output) {

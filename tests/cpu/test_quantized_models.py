@@ -113,7 +113,8 @@ def test_parts_of_one_matrix_may_be_of_different_forms(tmp_path: Path) -> None:
 def test_a_weight_takes_the_bits_of_its_codes(tmp_path: Path) -> None:
     large = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8, "num_hidden_layers": 1}
     five = coded_row_bytes("Q5_0", 32) / 4
-    for form, bits in (("packed", 4.5), ("packed-8-channels", 8.5), ("packed-zeros", five), ("nvfp4", 4.625)):
+    sizes = (("packed", 4.5), ("packed-8-channels", 8.5), ("packed-zeros", five), ("nvfp4", 4.625), ("mxfp4", 4.25))
+    for form, bits in sizes:
         folder = write_quantized(tmp_path / form, form, **large)
         model = read_model(ModelFolder(folder))
         matrices = sum(

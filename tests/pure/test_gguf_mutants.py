@@ -39,7 +39,7 @@ NOT_REACHED = {
     "without what {file} says": "a mistake of ours",
     "{len(text)} bytes": "a vocabulary that is larger than its file",
     "scales that do not fit into float16": "weights, which the trials do not read",
-    "{usual}, or the option --weights widened": "the same",
+    "or the option --weights widened": "the same",
     "scales below 0 or no numbers": "the same",
     "tensor {scale!r}": "a matrix in NVFP4, whose blocks are longer than the rows of the trials",
     "pieces of at most {MAX_CHARACTERS}": "a vocabulary of 4 MiB",

@@ -77,10 +77,11 @@ def widen_nvfp4(blocks: Any) -> Any:
 
 WIDEN = {**{block.name: block.widen for block in BLOCK_TYPES.values()}, "E4M3": widen_e4m3, "NVFP4": widen_nvfp4}
 TYPES = {  # what a form becomes whose groups are a multiple of 32
-    **dict.fromkeys(("gptq", "gptq-one-group", "gptq-v2", "awq", "packed-zeros", "mxfp4"), "Q5_0"),
+    **dict.fromkeys(("gptq", "gptq-one-group", "gptq-v2", "awq", "packed-zeros"), "Q5_0"),
     **dict.fromkeys(("auto-round", "auto-round-gptqmodel", "auto-round-awq"), "Q5_0"),
     **dict.fromkeys(("gptq-8", "packed-8-channels", "int8"), "Q8_0"),
     **dict.fromkeys(("nvfp4", "modelopt-nvfp4"), "NVFP4"),
+    "mxfp4": "MXFP4",
     "packed": "Q4_0",
 }
 

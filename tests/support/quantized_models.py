@@ -60,18 +60,19 @@ def standing_for(
 
 
 def gguf_blocks(kind: str, matrix: Quantized) -> NDArray[np.uint8]:
-    """Return a matrix as blocks of Q4_0, Q5_0 or Q8_0, one after the other."""
+    """Return a matrix as blocks of Q4_0, Q5_0, Q8_0 or MXFP4, one after the other."""
     assert matrix.integers is not None and matrix.scales is not None
     rows = []
     for integers, scales in zip(matrix.integers, matrix.scales, strict=True):
         row = bytearray()
         for start in range(0, len(integers), 32):
             (scale,), numbers = set(scales[start : start + 32].tolist()), integers[start : start + 32].tolist()
-            row += np.float16(scale).tobytes()
+            row += bytes([round(np.log2(scale)) + 128]) if kind == "MXFP4" else np.float16(scale).tobytes()
             if kind == "Q8_0":
                 row += bytes(number & 255 for number in numbers)
                 continue
-            n = [number + {"Q4_0": 8, "Q5_0": 16}[kind] for number in numbers]
+            twice = (2 * E2M1).tolist()
+            n = [twice.index(each) if kind == "MXFP4" else each + {"Q4_0": 8, "Q5_0": 16}[kind] for each in numbers]
             if kind == "Q5_0":
                 row += sum((each >> 4) << place for place, each in enumerate(n)).to_bytes(4, "little")
             row += bytes(n[place] & 15 | (n[place + 16] & 15) << 4 for place in range(16))

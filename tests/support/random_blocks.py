@@ -21,6 +21,9 @@ def blocks_of(kind: str, num_rows: int, width: int = 512) -> tuple[NDArray[np.ui
         return nvfp4_blocks_of(num_rows, width)
     random, block = np.random.default_rng(0), TYPES[kind]
     data = random.integers(0, 256, (num_rows * width // block.size, block.num_bytes), np.uint8)
+    if kind == "MXFP4":
+        data[:, 0] = random.integers(104, 144, len(data))  # scales that float16 holds, each halved
+        return data.reshape(num_rows, -1), block.widen(data).reshape(num_rows, width)
     for at in SCALES_AT.get(kind, (0, 2) if kind != "F16" and CODINGS[kind].minimums else (0,)):
         data[:, at : at + 2] = random.normal(0, 0.1, (len(data), 1)).astype("<f2").view(np.uint8)
     return data.reshape(num_rows, -1), block.widen(data).reshape(num_rows, width)

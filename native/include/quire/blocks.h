@@ -7,7 +7,7 @@
 //
 // and a scale is either the float16 of 32 inputs, or a small integer times the float16 of all 256 ("nested"); minimums,
 // if there are any, likewise. NVFP4 has scales in e4m3 instead of small integers, from 0 to 448, times a float32 below
-// 128. Blocks become codes without rounding, so the weights equal those in the file.
+// 128; MXFP4 has powers of two. Blocks become codes without rounding, so the weights equal those in the file.
 #pragma once
 
 #include <cstddef>
@@ -29,7 +29,7 @@ struct CodedInputs {
     std::int8_t codes[kCodedInputs];
     struct Scales {
         std::uint16_t floats[kCodedInputs / kCodedGroup];  // float16: of each 32 inputs; nested: the first one, of all
-        std::int8_t nested[kCodedInputs / 16];             // of each 16 or 32 inputs
+        std::int8_t bytes[kCodedInputs / 16];              // of each 16 or 32 inputs, if scales are not float16
         float factor;                                      // of all, if nested scales are e4m3
     } scales, minimums;
 };
@@ -83,6 +83,8 @@ void widen_row(StoredType type, const std::byte* row, int num_inputs, float* to)
 float from_float16(std::uint16_t bits);
 // Of an e4m3 from 0 on: a float of 4 bits of exponent and 3 of mantissa.
 float from_e4m3(std::int8_t bits);
+// 2^(bits - 127); zero for 0.
+float from_power(std::int8_t bits);
 // Rounds to the nearest, ties to even.
 std::uint16_t to_float16(float value);
 

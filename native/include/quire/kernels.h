@@ -72,20 +72,29 @@ enum class StoredType {
     kQ6K,
     kIq4Nl,
     kIq4Xs,
+    kMxfp4,
     kNvfp4
 };
 
 // The numbers that codes of 4 bits represent, if they are uneven: see kTables.
 enum class CodeTable : std::uint8_t { kNone, kTwiceE2m1, kIq4 };
 
+// What the scales of codes are: float16; nested, a small integer or a float of 8 bits (e4m3, from 0 on) times a float16
+// or a float32 of 256 inputs; or powers of two, a byte with the exponent bits of a float32.
+enum class ScaleType : std::uint8_t { kFloat16, kNested, kNestedE4m3, kPower };
+
 // The format of a coded matrix's weights, each scale * code + minimum.
 struct Coding {
     std::uint8_t bits = 8;    // of a code: 4 to 6, or 8
     std::uint8_t group = 32;  // adjacent inputs that share a scale: 16 or 32
-    bool nested = false;      // a scale is a small integer times the float16 of 256 inputs
-    bool minimums = false;
-    bool e4m3 = false;  // with `nested`: a scale is a float of 8 bits times a float32 instead
+    ScaleType scales = ScaleType::kFloat16;
+    bool minimums = false;  // of the same type
     CodeTable table = CodeTable::kNone;
+
+    QUIRE_INLINE constexpr bool nested() const {
+        return scales == ScaleType::kNested || scales == ScaleType::kNestedE4m3;
+    }
+    QUIRE_INLINE constexpr int scale_bytes() const { return scales == ScaleType::kFloat16 ? 2 : 1; }
 };
 
 // A product with coded weights rounds each group of this many inputs of a row to int8, with its own scale.

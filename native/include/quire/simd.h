@@ -177,6 +177,26 @@ inline Floats load_e4m3(const std::int8_t* from) {
     return result;
 }
 
+// Powers of two, from the exponent bits of floats; zero for 0.
+inline Floats load_powers(const std::int8_t* from) {
+    Floats result;
+    QUIRE_FOR_PARTS(i) {
+#if defined(__AVX512F__)
+        const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+        const auto bits = (IntPart)_mm512_maskz_cvtepu8_epi32(0xffff, bytes);
+#elif defined(__AVX2__)
+        const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from + i * kPartLanes));
+        const auto bits = (IntPart)_mm256_cvtepu8_epi32(bytes);
+#else
+        IntPart bits = {};
+        for (int lane = 0; lane < kPartLanes; ++lane)
+            bits[lane] = static_cast<std::uint8_t>(from[i * kPartLanes + lane]);
+#endif
+        result.part[i] = (FloatPart)(bits << 23);
+    }
+    return result;
+}
+
 // Rounds to the nearest float16, ties to even.
 inline void store_float16(std::uint16_t* to, const Floats& value) {
 #if defined(__AVX512F__)

@@ -2,14 +2,14 @@
 //
 //     matrix [out, in]    [out / 64][in / 256] chunks; the last chunk has the remaining inputs, rounded up to 32
 //     chunk               nested scales: the float16 factors of the small scales of 256 inputs, [4 panels][16], and
-//                         the same for minimums; e4m3: float32 factors; then [inputs / 32] units
+//                         the same for minimums; of e4m3: float32 factors; then [inputs / 32] units
 //     unit                32 inputs of four panels: codes, then scales, then minimums if there are any
 //     codes               for each bit of a code a line of 64 bytes of each panel, [bits][4 panels][16 outputs][4]
 //                         8 bits: a line is a step of four inputs
 //                         4 bits: a line has two steps, the first one in the low halves of its bytes
 //                         5, 6 bits: four lines of the low four bits, then a line of the fifth bits of all eight
 //                         steps, the first step in the lowest bits; or two lines of two more bits for four steps each
-//     scales, minimums    [groups][4 panels][16] float16; nested: int8 or e4m3
+//     scales, minimums    [groups][4 panels][16] float16; or bytes: nested scales, or powers of two
 //
 // So a product reads one stream of memory, line after line. Codes with fewer than 8 bits are widened to bytes in
 // registers, just before multiplication.
@@ -36,12 +36,12 @@ struct CodedLayout {
     int groups() const { return kUnitInputs / coding.group; }  // of a unit
     std::size_t line_bytes() const { return panels * static_cast<std::size_t>(kStepBytes); }
     std::size_t code_bytes() const { return coding.bits * line_bytes(); }
-    std::size_t group_bytes() const { return lanes() * (coding.nested ? 1 : 2); }  // of the scales of a group
+    std::size_t group_bytes() const { return lanes() * coding.scale_bytes(); }  // of the scales of a group
     std::size_t scale_bytes() const { return groups() * group_bytes(); }
     std::size_t unit_bytes() const { return code_bytes() + scale_bytes() * (coding.minimums ? 2 : 1); }
-    std::size_t factor_bytes() const { return coding.e4m3 ? 4 : 2; }  // of nested scales
+    std::size_t factor_bytes() const { return coding.scales == ScaleType::kNestedE4m3 ? 4 : 2; }  // of nested scales
     // The bytes before the units.
-    std::size_t outer_bytes() const { return coding.nested ? factor_bytes() * lanes() : 0; }
+    std::size_t outer_bytes() const { return coding.nested() ? factor_bytes() * lanes() : 0; }
     std::size_t head_bytes() const { return outer_bytes() * (coding.minimums ? 2 : 1); }
     std::size_t chunk_bytes(int inputs) const { return head_bytes() + inputs / kUnitInputs * unit_bytes(); }
     // Of all chunks of a matrix with this many inputs.
@@ -265,7 +265,7 @@ struct CodeStep : AnyCodeStep {
 
 #if defined(__AVX2__) && !defined(__AVX512BW__)
 // Codes from 0 to 15: the products of all steps of a group are at most 8 * 2 * 15 * 127, which fits into 16 bits; so
-// are those of the four steps of a group of e2m1, from 0 to 24.
+// are those of the four steps of a group of NVFP4, from 0 to 24.
 template <>
 struct CodeStep<4> {
     using Vector = Ints;

@@ -1,5 +1,6 @@
 // The kernels of one instruction set; each kernel file defines some of them, in its own namespace. Sets that differ
-// only in products share the other kernels: those are in the namespace QUIRE_REST, of one of these sets.
+// only in products share the other kernels: those are in the namespace QUIRE_REST, of one of these sets. Products with
+// codes are in QUIRE_CODED, because sets that differ only in a matrix unit share them too.
 #pragma once
 
 #include "quire/kernels.h"
@@ -29,6 +30,15 @@ void arg_max(const float* values, int count, float* value, int* index);
 int next_contender(const float* logits, int first, int count, const RaceView& race);
 
 }  // namespace quire::QUIRE_REST
+
+namespace quire::QUIRE_CODED {
+
+// Adds to `sums`, [rows of the block][four panels of the group][16], the products of rows with a coded matrix. `next`:
+// the memory of the next block, to prefetch.
+void add_coded_products(const MatrixView& matrix, const LinearInput& input, const LinearTile& block, const char* next,
+                        float* sums);
+
+}  // namespace quire::QUIRE_CODED
 
 namespace quire::QUIRE_ISA {
 

@@ -13,13 +13,14 @@
 // the next chunk is prefetched, spread evenly over that time. So weights are read from memory
 // once for up to 64 rows, and neither memory nor arithmetic waits for the other.
 //
-// Weights as codes with scales: see coded_product.h. With a matrix unit, bfloat16 uses its tiles: see tile_product.h.
+// Weights as codes with scales: see coded_product.cpp. With a matrix unit, bfloat16 uses its tiles: see tile_product.h.
 #include <cstring>
 
 #include "block_product.h"
-#include "coded_product.h"
+#include "coded.h"
 #include "kernels_of_set.h"
 #include "quire/simd.h"
+#include "round_rows.h"
 #include "tile_product.h"
 
 namespace quire::QUIRE_ISA {
@@ -241,6 +242,25 @@ class BlockProduct<Compact> {
     BlockSums& sums_;
 };
 #endif  // __AVX2__
+
+// A tag for matrices with codes, next to float and std::uint16_t.
+struct Coded {};
+
+template <>
+class BlockProduct<Coded> {
+  public:
+    static const char* start(const MatrixView& matrix, int panel) {
+        return reinterpret_cast<const char*>(coded_panels_from(matrix, panel, 1).at(0));
+    }
+
+    BlockProduct(const Block& block, BlockSums& sums) {
+        const LinearTile tile = {.first_row = block.first_row,
+                                 .num_rows = block.num_rows,
+                                 .first_panel = block.first_panel,
+                                 .num_panels = block.num_panels};
+        QUIRE_CODED::add_coded_products(block.matrix, block.input, tile, block.next, reinterpret_cast<float*>(sums));
+    }
+};
 
 namespace {
 

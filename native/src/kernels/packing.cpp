@@ -159,7 +159,7 @@ struct CodedLane {
     std::byte* scale(int group, bool minimum) const {
         const int unit = group / layout.groups(), own = group % layout.groups();
         return unit_at(unit) + layout.code_bytes() + (minimum ? layout.scale_bytes() : 0) + own * layout.group_bytes() +
-               (panel * kPanelWidth + lane) * (layout.coding.nested ? 1 : 2);
+               (panel * kPanelWidth + lane) * layout.coding.scale_bytes();
     }
     // The factor of nested scales, or of nested minimums.
     std::byte* outer(bool minimum) const {
@@ -239,22 +239,22 @@ void put_codes(const PanelCodes& from, const CodedLane& first, int num_inputs) {
 // Writes the scales of a panel, or its minimums.
 void put_scales(const PanelCodes& from, CodedInputs::Scales CodedInputs::* which, const CodedLane& first,
                 int num_groups, bool minimums) {
-    const bool nested = first.layout.coding.nested;
+    const Coding& coding = first.layout.coding;
     const std::size_t width = first.layout.factor_bytes();
-    for (int lane = 0; nested && lane < kPanelWidth; ++lane) {
+    for (int lane = 0; coding.nested() && lane < kPanelWidth; ++lane) {
         const CodedInputs::Scales& scales = from.outputs[lane].*which;
         const void* factor = &scales.floats[0];
-        if (first.layout.coding.e4m3) factor = &scales.factor;
+        if (coding.scales == ScaleType::kNestedE4m3) factor = &scales.factor;
         std::memcpy(first.outer(minimums) + lane * width, factor, width);
     }
     for (int g = 0; g < num_groups; ++g) {
         std::byte* to = first.scale(g, minimums);
         for (int lane = 0; lane < kPanelWidth; ++lane) {
             const CodedInputs::Scales& scales = from.outputs[lane].*which;
-            if (nested) {
-                std::memcpy(to + lane, &scales.nested[g], 1);
-            } else {
+            if (coding.scales == ScaleType::kFloat16) {
                 std::memcpy(to + 2 * lane, &scales.floats[g], 2);
+            } else {
+                std::memcpy(to + lane, &scales.bytes[g], 1);
             }
         }
     }
@@ -298,12 +298,20 @@ float half_at(const std::byte* from) {
 
 float scale_at(const CodedLane& lane, int group, bool minimum) {
     const std::byte* scale = lane.scale(group, minimum);
-    if (!lane.layout.coding.nested) return half_at(scale);
-    const auto small = static_cast<std::int8_t>(*scale);
-    if (!lane.layout.coding.e4m3) return half_at(lane.outer(minimum)) * static_cast<float>(small);
-    float factor;
-    std::memcpy(&factor, lane.outer(minimum), sizeof factor);
-    return factor * from_e4m3(small);
+    const auto byte = static_cast<std::int8_t>(*scale);
+    switch (lane.layout.coding.scales) {
+        case ScaleType::kFloat16:
+            return half_at(scale);
+        case ScaleType::kNested:
+            return half_at(lane.outer(minimum)) * static_cast<float>(byte);
+        case ScaleType::kNestedE4m3: {
+            float factor;
+            std::memcpy(&factor, lane.outer(minimum), sizeof factor);
+            return factor * from_e4m3(byte);
+        }
+        default:
+            return from_power(byte);
+    }
 }
 
 int code_at(const CodedLane& lane, int input) {

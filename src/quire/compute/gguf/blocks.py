@@ -20,10 +20,9 @@ from numpy.typing import NDArray
 
 from quire.compute.arrays import ByteArray, FloatArray
 from quire.compute.weights.bfloat16 import widened
-from quire.compute.weights.block_fields import are_nvfp4, five_bits, nvfp4_blocks
+from quire.compute.weights.block_fields import MXFP4_BYTES, are_mxfp4, are_nvfp4, nvfp4_blocks
 from quire.compute.weights.small_floats import E4M3, TWICE_E2M1
 
-MXFP4_BYTES: Final = 17
 NVFP4_BYTES: Final = 36
 MXFP4_SCALES: Final = np.ldexp(np.float32(1), np.arange(256) - 128).astype(np.float32)
 """Half the scale that a byte represents, because codes are twice the weights; 255 is a number here."""
@@ -106,19 +105,11 @@ def _mxfp4(blocks: ByteArray) -> FloatArray:
         return MXFP4_SCALES[blocks[:, :1]] * codes
 
 
-def q5_0_of_mxfp4(blocks: ByteArray) -> ByteArray:
-    """Return blocks of MXFP4, `[rows, bytes]`, as blocks of Q5_0 with the same weights.
-
-    Raises `ValueError` if the scale of a nonzero block does not fit into float16.
-    """
-    each = blocks.reshape(len(blocks), -1, MXFP4_BYTES)
-    codes, scales = TWICE_E2M1[_nibbles(each[..., 1:])], MXFP4_SCALES[each[..., :1]]
-    with np.errstate(over="ignore"):
-        halves = scales.astype("<f2")
-    if (codes.any(axis=-1, keepdims=True) & (halves.astype(np.float32) != scales)).any():
+def check_mxfp4(rows: ByteArray) -> None:
+    """Raise `ValueError` if engines cannot have the scale of a block of MXFP4 that is not all zeros."""
+    blocks = rows.reshape(-1, MXFP4_BYTES)
+    if not are_mxfp4(blocks[(blocks[:, 1:] & 0x77).any(axis=1), 0]):
         raise ValueError("scales that do not fit into float16")
-    fifth, others = five_bits((codes + 16).astype(np.uint8))
-    return np.concatenate([halves.view(np.uint8), fifth, others], axis=-1).reshape(len(blocks), -1)
 
 
 def _nvfp4(blocks: ByteArray) -> FloatArray:

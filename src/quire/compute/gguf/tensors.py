@@ -1,8 +1,8 @@
 """The tensors of a GGUF file by the names and in the order of Hugging Face.
 
 A name in Hugging Face refers to a tensor of the file, or to one expert's part (names.py). Rows that the file has in
-another order are reordered (row_orders.py). MXFP4 blocks are returned as Q5_0, which represents the same weights, and
-NVFP4 blocks as quire's own (block_fields.py), with the factor that the file has in a tensor next to the matrix.
+another order are reordered (row_orders.py). NVFP4 blocks are returned as quire's own (block_fields.py), with the factor
+that the file has in a tensor next to the matrix.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from quire.compute.arrays import ByteArray, FloatArray, HalfArray
-from quire.compute.gguf.blocks import nvfp4_numbers, packed_nvfp4, q5_0_of_mxfp4
+from quire.compute.gguf.blocks import check_mxfp4, nvfp4_numbers, packed_nvfp4
 from quire.compute.gguf.header import MAX_TENSORS, GgufHeader, GgufTensor
 from quire.compute.gguf.name_tables.mixtures import ROW
 from quire.compute.gguf.name_tables.table import EXPERTS
@@ -55,8 +55,10 @@ TABLE: Final = "model.embed_tokens_per_layer.weight"
 """Engines look up its rows, and it may be larger than all matrices together: a copy would take much memory."""
 
 PATCH_DIMENSIONS: Final = 4  # of the matrix of a patch: outputs, colours, height and width
-KEPT_AS: Final = MappingProxyType({"MXFP4": "Q5_0", "NVFP4": "NVFP4"})
-"""Block types that engines get as other blocks, and the type of these."""
+SCALES: Final = MappingProxyType(
+    {"MXFP4": "from 2^-23 to 2^16", "NVFP4": "scales from 0 to 448 and a factor below 256"}
+)
+"""Block types some of whose scales engines cannot have, and those that they can."""
 ONE: Final = np.float32(1)
 
 
@@ -174,15 +176,15 @@ class GgufTensors:
         entry = self.entries[name]
         blocks = self._bytes(entry.tensor, *entry.byte_range).reshape(entry.num_outputs, -1)
         blocks = entry.order(blocks)[rows] if entry.order is not None else blocks[rows]
-        if entry.dtype not in KEPT_AS:
-            return blocks
-        is_nvfp4 = entry.dtype == "NVFP4"
         try:
-            return packed_nvfp4(blocks, self._factor(entry)) if is_nvfp4 else q5_0_of_mxfp4(blocks)
+            if entry.dtype == "NVFP4":
+                return packed_nvfp4(blocks, self._factor(entry))
+            if entry.dtype == "MXFP4":
+                check_mxfp4(blocks)
         except ValueError as error:
             where = f"{self.name}: tensor {self.stored_name(name)!r}"
-            usual = "scales from 0 to 448 and a smaller factor" if is_nvfp4 else "from 2^-24 to 2^15"
-            raise CheckpointError(where, error, f"{usual}, or the option --weights widened") from error
+            raise CheckpointError(where, error, f"{SCALES[entry.dtype]}, or the option --weights widened") from error
+        return blocks
 
     def setting(self, name: str) -> FloatArray | None:
         """Return a tensor of the file that is a setting, or None."""
@@ -246,7 +248,7 @@ def block_types_of(entries: Mapping[str, GgufEntry]) -> Mapping[str, str]:
     """Return the types of the matrices whose bytes engines may take as they are, by name, as engines get them."""
     return MappingProxyType(
         {
-            name: KEPT_AS.get(entry.dtype, entry.dtype)
+            name: entry.dtype
             for name, entry in entries.items()
             if entry.has_blocks or (entry.dtype == "F16" and name == TABLE)
         }

@@ -3,6 +3,7 @@
     Q4_0    d(n - 8)     n of 4 bits    18 bytes for 32 weights
     Q5_0    d(n - 16)    n of 5 bits    22
     Q8_0    d n          n as int8      34
+    MXFP4   2 d n        n as e2m1      17; 2 d as e8m0
     E4M3    d n          n as e4m3      132 bytes for 128 weights; no type of GGUF, and d is float32
     NVFP4   2 d s n      n as e2m1       22 bytes for 32 weights; two s as e4m3, and d is float32; not GGUF's blocks
 
@@ -22,16 +23,34 @@ from numpy.typing import NDArray
 from quire.compute.arrays import ByteArray, IntArray
 from quire.compute.quantized.matrix import Groups
 from quire.compute.weights import small_floats
-from quire.compute.weights.block_fields import NVFP4_BYTES, SIZE, are_nvfp4, five_bits, four_bits, nvfp4_blocks
+from quire.compute.weights.block_fields import (
+    MXFP4_BYTES,
+    NVFP4_BYTES,
+    SIZE,
+    are_mxfp4,
+    are_nvfp4,
+    five_bits,
+    four_bits,
+    mxfp4_blocks,
+    nvfp4_blocks,
+)
 from quire.core.errors import InvariantError
 
 HOLDS: Final = MappingProxyType({"Q4_0": range(-8, 8), "Q5_0": range(-16, 16), "Q8_0": range(-128, 128)})
 """The range of n in each type of integers, the smallest type first."""
 
 E4M3: Final = "E4M3"
+MXFP4: Final = "MXFP4"
 NVFP4: Final = "NVFP4"
 BLOCKS: Final = MappingProxyType(
-    {"Q4_0": (SIZE, 18), "Q5_0": (SIZE, 22), "Q8_0": (SIZE, 34), E4M3: (128, 132), NVFP4: (SIZE, NVFP4_BYTES)}
+    {
+        "Q4_0": (SIZE, 18),
+        "Q5_0": (SIZE, 22),
+        "Q8_0": (SIZE, 34),
+        E4M3: (128, 132),
+        MXFP4: (SIZE, MXFP4_BYTES),
+        NVFP4: (SIZE, NVFP4_BYTES),
+    }
 )
 """The weights and the bytes of a block."""
 
@@ -42,8 +61,8 @@ def exact_type(groups: Groups, num_inputs: int) -> str:
     `groups`: of all rows.
     """
     values = groups.values
-    if groups.nested is not None:
-        return NVFP4 if groups.scales.size and num_inputs % SIZE == 0 and are_nvfp4(*groups.nested) else ""
+    if groups.small is not None:
+        return _type_of_e2m1(*groups.small, num_inputs)
     size = SIZE if isinstance(values, range) else BLOCKS[E4M3][0]
     if not groups.scales.size or num_inputs % size or groups.of_runs(num_inputs, size) is None:
         return ""
@@ -54,6 +73,14 @@ def exact_type(groups: Groups, num_inputs: int) -> str:
     return kind if kind and _are_float16(groups.scales) else ""
 
 
+def _type_of_e2m1(scales: ByteArray, factor: np.float32 | None, num_inputs: int) -> str:
+    if not scales.size or num_inputs % SIZE:
+        return ""
+    if factor is None:
+        return MXFP4 if are_mxfp4(scales) else ""
+    return NVFP4 if are_nvfp4(scales, factor) else ""
+
+
 def blocks_of(kind: str, codes: NDArray[Any], groups: Groups) -> ByteArray:
     """Return rows of codes as blocks of a type that `exact_type` returned for their matrix, `[rows, bytes]`.
 
@@ -62,8 +89,9 @@ def blocks_of(kind: str, codes: NDArray[Any], groups: Groups) -> ByteArray:
     [0, 56, 0, 17, 34]
     """
     size, _ = BLOCKS[kind]
-    if kind == NVFP4 and groups.nested is not None:
-        return nvfp4_blocks(codes, *groups.nested)
+    if groups.small is not None:
+        scales, factor = groups.small
+        return mxfp4_blocks(codes, scales) if factor is None else nvfp4_blocks(codes, scales, factor)
     (num_rows, num_inputs), runs = codes.shape, groups.of_runs(codes.shape[1], size)
     if runs is None:
         raise InvariantError(f"{num_inputs} inputs in groups that {size} of them do not share")

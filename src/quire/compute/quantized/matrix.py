@@ -124,15 +124,15 @@ class Groups:
     """The scales and zero points of rows, `[rows, groups]`; a single row applies to all.
 
     Scales are float32 or float16. `inputs` is the group of each input, or the size of a group, 0 for all inputs.
-    `values`: the possible codes, or the float that each code stands for. `nested`: scales in e4m3, and their factor,
-    if the products of both are `scales`.
+    `values`: the possible codes, or the float that each code stands for. `small`: the scales of e2m1 in 8 bits, which
+    are e4m3 if there is a factor, and e8m0 else.
     """
 
     scales: NDArray[Any]
     zeros: NDArray[Any] | int
     inputs: IntArray | int
     values: range | FloatArray
-    nested: tuple[ByteArray, np.float32] | None = None
+    small: tuple[ByteArray, np.float32 | None] | None = None
 
     def scaled(self, codes: NDArray[Any]) -> FloatArray:
         """Return rows of (code - zero point) × scale."""

@@ -5,7 +5,7 @@
     weight_packed [out, in / 2],       the same in compressed-tensors
     weight_scale [out, in / 32]
 
-Twice an e2m1 is an integer, so GGUF blocks with 5 bits hold the weights to the bit if their scales fit into float16.
+Twice an e2m1 is an integer: codes are twice the weights, and scales are halved.
 """
 
 from __future__ import annotations
@@ -71,4 +71,5 @@ class Mxfp4:
 
     def groups(self, parts: MatrixParts, rows: slice) -> Groups:
         """Return half the scales of rows of a matrix."""
-        return Groups(HALF_E8M0[parts.array(self.scales)[rows]], 0, SIZE, TWICE_VALUES)
+        scales: ByteArray = parts.array(self.scales)[rows]
+        return Groups(HALF_E8M0[scales], 0, SIZE, TWICE_VALUES, (scales, None))

@@ -24,6 +24,7 @@ CODINGS: Final = MappingProxyType(
         "Q5_0": "Q8_0",
         "Q6_K": "Q6_K_wide",
         "Q8_0": "Q8_0",
+        "MXFP4": "Q8_0",
         "E4M3": "E4M3",
     }
 )

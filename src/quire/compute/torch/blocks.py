@@ -3,6 +3,7 @@
 Q4_0, Q4_1    4 bits, a scale for 32 inputs          the bytes of a block have the order of `Matrix` already
 Q4_K          4 bits, nested scales and minimums     32 low halves, then 32 high ones, become 16 and 16
 Q8_0, Q5_0    8 bits, a scale for 32 inputs
+MXFP4         8 bits, which are twice an e2m1, and half a scale
 Q6_K          8 bits, nested scales for 16 inputs
 E4M3          8-bit floats, a float32 scale for 128 inputs; not a GGUF type, see `quire.compute.quantized.blocks`
 """
@@ -16,6 +17,7 @@ from typing import Final
 import torch
 
 from quire.compute.torch.products import HALF, InputScales
+from quire.compute.weights.small_floats import TWICE_E2M1
 
 Coded = tuple[torch.Tensor, InputScales]
 ROWS_AT_ONCE: Final = 1 << 14
@@ -57,6 +59,13 @@ def _q8_0(blocks: torch.Tensor) -> Coded:
     return blocks[..., 2:].contiguous().view(torch.int8), InputScales(_half(blocks, 0))
 
 
+def _mxfp4(blocks: torch.Tensor) -> Coded:
+    twice = torch.from_numpy(TWICE_E2M1).to(blocks.device)
+    # Scales beyond float16 are of zeros alone.
+    scales = torch.exp2((blocks[..., :1].float() - 128).clamp(max=15)).half()
+    return twice[_halves(blocks[..., 1:]).long()], InputScales(scales)
+
+
 def _e4m3(blocks: torch.Tensor) -> Coded:
     codes = blocks[..., 4:].contiguous().view(torch.float8_e4m3fn)
     return codes, InputScales(blocks[..., :4].contiguous().view(torch.float32))
@@ -94,6 +103,7 @@ CONVERT: Final = MappingProxyType[str, tuple[int, Callable[[torch.Tensor], Coded
         "Q5_0": (22, _q5_0),
         "Q6_K": (210, _q6_k),
         "Q8_0": (34, _q8_0),
+        "MXFP4": (17, _mxfp4),
         "E4M3": (132, _e4m3),
     }
 )

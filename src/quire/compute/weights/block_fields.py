@@ -2,6 +2,7 @@
 
     4 bits    16 bytes: codes 0 to 15 in the low halves, 16 to 31 in the high ones
     5 bits    4 bytes with the fifth bits, then the others as above
+    MXFP4     a scale (e8m0), codes of 4 bits as above: e2m1
     NVFP4     the factor of the matrix (float32), the scale of each 16 codes (e4m3), codes of 4 bits as above: e2m1
 
 The factor is halved, because engines multiply twice the number of an e2m1. NVFP4 in GGUF files has other blocks.
@@ -18,7 +19,10 @@ from quire.compute.arrays import ByteArray
 from quire.compute.weights.small_floats import e2m1_of
 
 SIZE: Final = 32
+MXFP4_BYTES: Final = 17
 NVFP4_BYTES: Final = 22
+LEAST_SCALE: Final = 104
+MOST_SCALE: Final = 143
 NAN: Final = 0x7F
 """The first byte that is no number from 0 on in e4m3."""
 MOST_FACTOR: Final = 128
@@ -34,6 +38,21 @@ def five_bits(codes: ByteArray) -> tuple[ByteArray, ByteArray]:
     """Return the fifth bits of codes, `[rows, blocks, 32]`, and the others, as bytes of blocks."""
     fifth = np.packbits(codes.reshape(-1) >> 4, bitorder="little")  # along an axis it takes five times as long
     return fifth.reshape(*codes.shape[:2], -1), four_bits(codes)
+
+
+def are_mxfp4(scales: ByteArray) -> bool:
+    """Return whether blocks of MXFP4 can have these scales; engines halve them, and a GPU has float16."""
+    return not ((scales < LEAST_SCALE) | (scales > MOST_SCALE)).any()
+
+
+def mxfp4_blocks(twice: NDArray[Any], scales: ByteArray) -> ByteArray:
+    """Return rows of twice an e2m1 each, `[rows, in]`, with their scales, `[rows, in / 32]`, as blocks of MXFP4.
+
+    >>> mxfp4_blocks(np.full((1, 32), -12), np.full((1, 1), 127, np.uint8))[0, :3].tolist()
+    [127, 255, 255]
+    """
+    codes = e2m1_of(np.ascontiguousarray(twice)).reshape(len(twice), -1, SIZE)
+    return np.concatenate([scales[:, :, None], four_bits(codes)], axis=2).reshape(len(codes), -1)
 
 
 def are_nvfp4(scales: ByteArray, factor: np.float32) -> bool:

@@ -64,6 +64,7 @@ CODINGS: Final = MappingProxyType(
         "E4M3": Coding(8, 128, scale_bytes=4),
         "IQ4_NL": Coding(4),
         "IQ4_XS": Coding(4, nested=True),
+        "MXFP4": Coding(4, scale_bytes=1),
         "NVFP4": Coding(4, 16, nested=True, scale_bytes=4),
     }
 )

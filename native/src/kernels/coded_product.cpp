@@ -7,18 +7,15 @@
 //     sum = fma(scale of the row * its sum of integers, minimum, sum)      after each chunk, if there are minimums
 //
 // So all instruction sets with fma compute the same bits.
-#pragma once
-
 #include <type_traits>
 
 #include "block_product.h"
 #include "coded.h"
+#include "kernels_of_set.h"
 #include "round_rows.h"
 
 namespace quire::QUIRE_ISA {
-
-// A tag for matrices with codes, next to float and std::uint16_t.
-struct Coded {};
+namespace {
 
 // The memory to prefetch while a tile is computed: `pace` is in 1/256 bytes, for each step and panel (0: nothing), and
 // so is the current place. Spread like this, prefetches rarely fill the processor's queue: a full queue drops new ones.
@@ -28,35 +25,39 @@ struct CodedFetch {
 };
 
 // The coding of a matrix, as compile-time constants.
-template <int kBits_, int kGroup_, bool kNested_, CodeTable kTable_ = CodeTable::kNone>
+template <int kBits_, int kGroup_, ScaleType kScales_, CodeTable kTable_ = CodeTable::kNone>
 struct Form {
     static constexpr int kBits = kBits_, kGroup = kGroup_;
-    static constexpr bool kNested = kNested_;
+    static constexpr ScaleType kScales = kScales_;
+    static constexpr bool kNested = Coding{.scales = kScales}.nested();
     static constexpr CodeTable kTable = kTable_;
-    static constexpr bool kE4m3 = kTable == CodeTable::kTwiceE2m1;  // the scales of these codes
-    // The numbers of IQ4 need as much room in products as codes of 8 bits.
-    using Step = CodeStep<kTable == CodeTable::kIq4 ? 8 : kBits>;
+    // The numbers of a table need as much room in products as codes of 8 bits, if 32 of them share a scale.
+    using Step = CodeStep<kTable != CodeTable::kNone && kGroup == kRowGroup ? 8 : kBits>;
 };
 
-// Calls work(form of the coding). Groups of 16 are nested, and codes of 6 bits and scales in e4m3 have such groups;
-// codes of 8 bits are not nested.
+// Calls work(form of the coding). Groups of 16 are nested, and codes of 6 bits have such groups; codes of 8 bits are
+// not nested. Twice e2m1 have scales of their own.
 template <typename Work>
 void with_form(const Coding& coding, Work work) {
+    constexpr auto kFlat = ScaleType::kFloat16, kNested = ScaleType::kNested;
     switch (coding.bits) {
         case 4:
-            if (coding.e4m3) return work(Form<4, kUnit, true, CodeTable::kTwiceE2m1>());
-            if (coding.group == kUnit) return work(Form<4, kUnit, true>());
-            if (coding.table == CodeTable::kIq4) {
-                return coding.nested ? work(Form<4, kRowGroup, true, CodeTable::kIq4>())
-                                     : work(Form<4, kRowGroup, false, CodeTable::kIq4>());
+            if (coding.table == CodeTable::kTwiceE2m1) {
+                return coding.nested() ? work(Form<4, kUnit, ScaleType::kNestedE4m3, CodeTable::kTwiceE2m1>())
+                                       : work(Form<4, kRowGroup, ScaleType::kPower, CodeTable::kTwiceE2m1>());
             }
-            return coding.nested ? work(Form<4, kRowGroup, true>()) : work(Form<4, kRowGroup, false>());
+            if (coding.table == CodeTable::kIq4) {
+                return coding.nested() ? work(Form<4, kRowGroup, kNested, CodeTable::kIq4>())
+                                       : work(Form<4, kRowGroup, kFlat, CodeTable::kIq4>());
+            }
+            if (coding.group == kUnit) return work(Form<4, kUnit, kNested>());
+            return coding.nested() ? work(Form<4, kRowGroup, kNested>()) : work(Form<4, kRowGroup, kFlat>());
         case 5:
-            return coding.nested ? work(Form<5, kRowGroup, true>()) : work(Form<5, kRowGroup, false>());
+            return coding.nested() ? work(Form<5, kRowGroup, kNested>()) : work(Form<5, kRowGroup, kFlat>());
         case 6:
-            return work(Form<6, kUnit, true>());
+            return work(Form<6, kUnit, kNested>());
         default:
-            return work(Form<8, kRowGroup, false>());
+            return work(Form<8, kRowGroup, kFlat>());
     }
 }
 
@@ -68,7 +69,7 @@ struct ChunkScales {
     ChunkScales(const CodedLayout& layout, const std::byte* chunk, int place, bool minimums)
         : unit(layout.unit_bytes()), group(layout.group_bytes()) {
         const std::size_t before = layout.code_bytes() + (minimums ? layout.scale_bytes() : 0);
-        first = chunk + layout.head_bytes() + before + place * kPanelWidth * (layout.coding.nested ? 1 : 2);
+        first = chunk + layout.head_bytes() + before + place * kPanelWidth * layout.coding.scale_bytes();
         outer = chunk + (minimums ? layout.outer_bytes() : 0) + layout.factor_bytes() * place * kPanelWidth;
     }
 };
@@ -82,7 +83,7 @@ class TileScales {
     explicit TileScales(const ChunkScales& scales) : scales_(scales) {
         if constexpr (AnyForm::kNested) {
             QUIRE_UNROLLED for (int p = 0; p < kPanels; ++p) {
-                if constexpr (AnyForm::kE4m3) {
+                if constexpr (AnyForm::kScales == ScaleType::kNestedE4m3) {
                     const auto* factors = reinterpret_cast<const float*>(scales.outer) + p * kPanelWidth;
                     outer_[p] = load(factors) * broadcast(256.0F);  // see load_e4m3
                 } else {
@@ -93,9 +94,17 @@ class TileScales {
     }
     Floats at(int unit, int group, int panel) const {
         const std::byte* from = scales_.first + unit * scales_.unit + group * scales_.group;
-        if constexpr (!AnyForm::kNested) return load_half(from + 2 * panel * kPanelWidth);
         const auto* bytes = reinterpret_cast<const std::int8_t*>(from + panel * kPanelWidth);
-        return outer_[panel] * (AnyForm::kE4m3 ? load_e4m3(bytes) : load(bytes));
+        switch (AnyForm::kScales) {
+            case ScaleType::kFloat16:
+                return load_half(from + 2 * panel * kPanelWidth);
+            case ScaleType::kNested:
+                return outer_[panel] * load(bytes);
+            case ScaleType::kNestedE4m3:
+                return outer_[panel] * load_e4m3(bytes);
+            default:
+                return load_powers(bytes);
+        }
     }
 
   private:
@@ -295,26 +304,11 @@ void multiply_coded_tile(const CodedTile& tile, int num_rows, int num_panels) {
     }
 }
 
-template <>
-class BlockProduct<Coded> {
+class CodedBlock {
   public:
-    static const char* start(const MatrixView& matrix, int panel) {
-        return reinterpret_cast<const char*>(coded_panels_from(matrix, panel, 1).at(0));
-    }
+    CodedBlock(const LinearInput& input, const LinearTile& block, BlockSums& sums)
+        : rounded_(input.rounded), first_row_(block.first_row), num_rows_(block.num_rows), sums_(sums) {}
 
-    BlockProduct(const Block& block, BlockSums& sums)
-        : rounded_(block.input.rounded), first_row_(block.first_row), num_rows_(block.num_rows), sums_(sums) {
-        const CodedPanels panels = coded_panels_from(block.matrix, block.first_panel, block.num_panels);
-        const int all_inputs = block.matrix.num_inputs;
-        for (int from = 0; from < all_inputs; from += kChunkInputs) {
-            const int left = all_inputs - from;
-            const char* next =
-                left > kChunkInputs ? reinterpret_cast<const char*>(panels.at(from + kChunkInputs)) : block.next;
-            add_chunk({panels, from, round_up(least(kChunkInputs, left), kCodedGroup), next});
-        }
-    }
-
-  private:
     void add_chunk(const SpanChunk& chunk) {
         const int count = chunk.panels.count;
         const int num_tiles = pieces_of(num_rows_, num_rows_ <= kMostFewRows ? kFewRows : kCodedRows);
@@ -338,6 +332,7 @@ class BlockProduct<Coded> {
         }
     }
 
+  private:
     void add_tile(const SpanChunk& chunk, const LinearTile& place, Floats (*sums)[kGroupPanels],
                   const CodedFetch& fetch) const {
         const Coding& coding = chunk.panels.layout.coding;
@@ -359,5 +354,21 @@ class BlockProduct<Coded> {
     const int first_row_, num_rows_;
     BlockSums& sums_;
 };
+
+}  // namespace
+
+void add_coded_products(const MatrixView& matrix, const LinearInput& input, const LinearTile& block, const char* next,
+                        float* sums) {
+    const CodedPanels panels = coded_panels_from(matrix, block.first_panel, block.num_panels);
+    CodedBlock product(input, block, *reinterpret_cast<BlockSums*>(sums));
+    for (int from = 0; from < matrix.num_inputs; from += kChunkInputs) {
+        const int left = matrix.num_inputs - from;
+        const bool is_last = left <= kChunkInputs;
+        product.add_chunk({.panels = panels,
+                           .input = from,
+                           .num_inputs = round_up(least(kChunkInputs, left), kCodedGroup),
+                           .next = is_last ? next : reinterpret_cast<const char*>(panels.at(from + kChunkInputs))});
+    }
+}
 
 }  // namespace quire::QUIRE_ISA
