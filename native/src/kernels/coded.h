@@ -120,16 +120,25 @@ inline void steps_of(const std::byte* at, const std::byte* high, std::size_t lin
     }
 }
 
-// The numbers that codes have in a table, plus `offset`, as bytes.
-template <CodeTable kTable>
-inline Ints looked_up(const Ints& codes, int offset) {
-    std::int8_t table[16];
-    for (int code = 0; code < 16; ++code) {
-        table[code] = static_cast<std::int8_t>(kTables[static_cast<int>(kTable)][code] + offset);
+// The sixteen numbers of a table, plus an offset, as bytes.
+template <CodeTable kTable, int kOffset>
+struct Table {
+    alignas(16) std::int8_t numbers[16] = {};
+
+    constexpr Table() {
+        for (int code = 0; code < 16; ++code) {
+            numbers[code] = static_cast<std::int8_t>(kTables[static_cast<int>(kTable)][code] + kOffset);
+        }
     }
+};
+
+// The numbers that codes have in a table, plus an offset, as bytes.
+template <CodeTable kTable, int kOffset>
+inline Ints looked_up(const Ints& codes) {
+    static constexpr Table<kTable, kOffset> table;
     Ints result;
 #if defined(__AVX2__)
-    const __m128i numbers = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table));
+    const __m128i numbers = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table.numbers));
 #if defined(__AVX512BW__)
     const __m512i all = _mm512_maskz_broadcast_i32x4(0xffff, numbers);
     result.part[0] = (IntPart)_mm512_maskz_shuffle_epi8(~0ULL, all, (__m512i)codes.part[0]);
@@ -140,7 +149,7 @@ inline Ints looked_up(const Ints& codes, int offset) {
 #else
     std::int8_t bytes[kStepBytes];
     std::memcpy(bytes, &codes, sizeof bytes);
-    for (std::int8_t& byte : bytes) byte = table[byte];
+    for (std::int8_t& byte : bytes) byte = table.numbers[byte];
     std::memcpy(&result, bytes, sizeof bytes);
 #endif
     return result;

@@ -235,7 +235,8 @@ void multiply_codes(const CodedTile& tile) {
                     steps_of<kBits>(panel, high + p * kStepBytes, line_bytes, line, steps);
                     QUIRE_UNROLLED for (int s = 0; s < kSteps; ++s) {
                         if constexpr (AnyForm::kTable != CodeTable::kNone) {
-                            steps[s] = looked_up<AnyForm::kTable>(steps[s], Each::kSigned ? 0 : tile.middle);
+                            constexpr int kOffset = middle_of({.bits = kBits, .table = AnyForm::kTable});
+                            steps[s] = looked_up<AnyForm::kTable, Each::kSigned ? 0 : kOffset>(steps[s]);
                         } else if constexpr (Each::kSigned && kBits < 8) {
                             steps[s] = less(steps[s], tile.middle);
                         }
