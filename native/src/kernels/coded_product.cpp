@@ -316,8 +316,11 @@ class CodedBlock {
         const std::size_t steps = chunk.num_inputs / kStepInputs;
         CodedFetch fetch = {chunk.next, 0, (chunk.bytes() << 8) / (num_tiles * count * steps)};
         // All tiles together fetch the next chunk. One tile reads all of a chunk in order: then the processor's own
-        // prefetchers are faster, but they fall behind a single row, which needs a line every few cycles.
-        if (num_tiles == 1 && coded_panels(num_rows_) >= count) {
+        // prefetchers are faster, unless too many instructions are between two lines, as with codes of 5 and 6 bits.
+        // They fall behind a single row, which needs a line every few cycles.
+        const Coding& coding = chunk.panels.layout.coding;
+        const bool is_quick = (coding.bits == 4 || coding.bits == 8) && (coding.group == kRowGroup || num_rows_ == 1);
+        if (num_tiles == 1 && coded_panels(num_rows_) >= count && is_quick) {
             fetch.from = reinterpret_cast<const char*>(chunk.stored()) + kAheadBytes;
             if (num_rows_ > 1) fetch.pace = 0;
         }
