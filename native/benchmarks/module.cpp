@@ -47,7 +47,7 @@ class ProductBenchmark {
                                  .num_outputs = static_cast<int>(rows.shape(0)),
                                  .num_inputs = static_cast<int>(rows.shape(1))};
         const std::optional<StoredType> as = codes.empty() ? from.type : block_type_named(codes);
-        if (!as) throw std::invalid_argument("codes are int8_groups or int4, not " + codes);
+        if (!as) throw std::invalid_argument("no codes are called " + codes);
         for (PackedMatrix& matrix : matrices_) {
             matrix.pack(kernels, &team, memory_, from, *as, PackedMatrix::Form::kSmallest);
         }

@@ -267,7 +267,8 @@ LAYER_BYTES = sum(matrix_bytes(*shape) for shape in ((256, 64), (64, 128), (96, 
 def test_kernels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sizes = ["--rows", "1", "3", "--block-sizes", "16", "32", "--decodes", "2x40", "--prompts", "24", "--repeat", "1"]
     memory = ["--read-size", "1MiB", "--working-set", "100KiB", "--threads", "2"]
-    samples = bench("kernels", "--shape", "tiny", *sizes, *memory, folder=tmp_path)
+    kinds = ("bfloat16", "int8", "Q6_K")
+    samples = bench("kernels", "--shape", "tiny", *sizes, *memory, "--codes", *kinds[1:], folder=tmp_path)
     printed = capsys.readouterr().out
     assert "## Limits of the machine" in printed
     assert "## Goals" not in printed  # what caches serve is held to nothing
@@ -281,10 +282,11 @@ def test_kernels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     num_bytes = 2 * LAYER_BYTES + matrix_bytes(256, 64)
     assert (step["num_operations"], step["num_bytes"]) == (2 * 3 * numbers, num_bytes)
     codes = samples["Products with codes: tiny"]
-    assert list(codes) == [f"{kind}, {rows} rows" for rows in (1, 3) for kind in ("bfloat16", "int8", "int4")]
-    bytes_of = {kind: codes[f"{kind}, 1 rows"][0]["num_bytes"] for kind in ("bfloat16", "int8", "int4")}
+    assert list(codes) == [f"{kind}, {rows} rows" for rows in (1, 3) for kind in kinds]
+    bytes_of = {kind: codes[f"{kind}, 1 rows"][0]["num_bytes"] for kind in kinds}
     in_groups = (numbers + 2 * 64 * 16) // 32  # the 48 inputs of “down” are filled up to 64
-    assert bytes_of == {"bfloat16": num_bytes, "int8": 34 * in_groups, "int4": 20 * in_groups}
+    factors = 2 * (2 * (256 + 64 + 96 + 64) + 256)  # a float16 for up to 256 inputs of each output
+    assert bytes_of == {"bfloat16": num_bytes, "int8": 34 * in_groups, "Q6_K": 26 * in_groups + factors}
     assert list(samples["Paged attention: tiny"]) == ["2 × 40, blocks of 16", "2 × 40, blocks of 32"]
     runs = samples["Paged attention: tiny"]["2 × 40, blocks of 16"]
     assert {name: len(seconds) for name, seconds in runs["seconds"].items()} == {

@@ -17,6 +17,7 @@ from typing import Final
 import numpy as np
 
 from quire.cli.machine_limits import MachineLimits
+from quire.compute.weights.codes import CODINGS, INNER, MADE, coded_row_bytes, in_groups
 from quire.core.granted import usable_cores
 from quire.instruments.bench.attention_layout import CONTIGUOUS, IN_ORDER, SHUFFLED, PagedLayers
 from quire.instruments.bench.flags import SHAPES, add_choices, add_count, add_counts, add_size, count, decode_load
@@ -42,9 +43,10 @@ MAX_HEAD_ROWS = 64
 
 STEP = "all of a step"
 BFLOAT16: Final = "bfloat16"
-KINDS: Final = MappingProxyType({BFLOAT16: "", "int8": "int8_groups", "int4": "int4"})
-"""Types of weights, and the compiled core's names for float types."""
-BITS: Final = "int8 with 8.5 bits for each weight, int4 with 5"
+CODES: Final = ("int8", "int4", *(kind for kind in CODINGS if kind not in (*MADE, "Q6_K_wide", "E4M3")))
+"""Codes that the compiled core has: made from floats, and types of blocks."""
+NAMES: Final = MappingProxyType({BFLOAT16: "", "int8": "int8_groups"})
+"""Types of weights that have other names in the compiled core."""
 GOAL_BYTES = 256 << 20
 """A smaller working set fits into caches, so it has no goals."""
 
@@ -108,6 +110,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         f"{' '.join(SHAPES[:2])}",
     )
     add_counts(parser, "rows", (1, 2, 4, 8, 16, 32, 64, 256, 512, 2048), "rows per matrix product")
+    add_choices(parser, "codes", CODES, CODES[:2], "weights as codes")
     add_counts(parser, "block-sizes", (16, 32, 64, 128), "tokens per block in attention")
     parser.add_argument(
         "--decodes",
@@ -256,7 +259,8 @@ class KernelBench:
         # 0.0078 in bfloat16; any normal number works.
         rows = np.full((num_outputs, num_inputs), 0x3C00, np.uint16)
         products = {
-            kind: ProductBenchmark(limits.kernels, limits.team, rows, num_copies, codes=KINDS[kind]) for kind in kinds
+            kind: ProductBenchmark(limits.kernels, limits.team, rows, num_copies, codes=NAMES.get(kind, kind))
+            for kind in kinds
         }
         runs: dict[tuple[str, int], list[ProductRun]] = {}
         for _, num_rows, kind in itertools.product(range(self._repeat), self._options.rows, kinds):
@@ -273,12 +277,13 @@ class KernelBench:
     def measure_codes(self, shape: KernelShape) -> Section:
         """Measure the products of a whole step with weights as codes, in turn with bfloat16."""
         found: dict[str, dict[tuple[str, int], list[ProductRun]]] = {}
+        kinds = (BFLOAT16, *self._options.codes)
         for name, matrix in shape.matrices.items():
             self._tell(f"products with codes of {shape.name}: {name}")
-            found[name] = self._products(matrix, tuple(KINDS))
+            found[name] = self._products(matrix, kinds)
         rows: list[tuple[str, ...]] = []
         samples: dict[str, object] = {}
-        for num_rows, kind in itertools.product(self._options.rows, KINDS):
+        for num_rows, kind in itertools.product(self._options.rows, kinds):
             own, wide = (
                 self._steps(shape, {(name, num_rows): runs[which, num_rows] for name, runs in found.items()}, num_rows)
                 for which in (kind, BFLOAT16)
@@ -296,10 +301,12 @@ class KernelBench:
                     cell(summarize(ratios([run.seconds for run in own], [run.seconds for run in wide]))),
                 )
             )
+        bits = {kind: 8 * coded_row_bytes(in_groups(kind), INNER) / INNER for kind in self._options.codes}
+        types = ", ".join((BFLOAT16, *(f"{kind} with {each:g} bits for each weight" for kind, each in bits.items())))
         text = (
             f"{self._limits.kernels.name}, {self._limits.team.size} threads; every matrix as often as a step needs it, "
-            f"weights of each type in turn: bfloat16, {BITS}. Median of {self._repeat} runs (min–max); the ratio is "
-            "taken within each run."
+            f"weights of each type in turn: {types}. Median of {self._repeat} runs (min–max); the ratio is taken "
+            "within each run."
         )
         header = ("rows", "weights", "ms", "GB/s", "% of the bandwidth", "GOP/s", "time to bfloat16's")
         return Section(f"Products with codes: {shape.name}", text, header, rows, samples)
