@@ -19,11 +19,12 @@ struct BlockType {
 constexpr Coding kFlat4 = {.bits = 4}, kFlat8 = {.bits = 8};
 constexpr Coding kFlat4Min = {.bits = 4, .minimums = true};
 
-constexpr Coding nested(int bits, int group, bool minimums) {
+constexpr Coding nested(int bits, int group, bool minimums = false, CodeTable table = CodeTable::kNone) {
     return {.bits = static_cast<Byte>(bits),
             .group = static_cast<Byte>(group),
             .scales = ScaleType::kNested,
-            .minimums = minimums};
+            .minimums = minimums,
+            .table = table};
 }
 
 // In the order of StoredType, after the floats.
@@ -33,15 +34,20 @@ constexpr BlockType kBlockTypes[] = {
     {"Q5_0", 32, 22, {.bits = 5}},
     {"Q5_1", 32, 24, {.bits = 5, .minimums = true}},
     {"Q8_0", 32, 34, kFlat8},
-    {"Q2_K", 256, 84, nested(4, 16, true)},
-    {"Q3_K", 256, 110, nested(4, 16, false)},
+    {"Q2_K", 256, 84, nested(2, 16, true)},
+    {"Q3_K", 256, 110, nested(3, 16, false)},
     {"Q4_K", 256, 144, nested(4, 32, true)},
     {"Q5_K", 256, 176, nested(5, 32, true)},
     {"Q6_K", 256, 210, nested(6, 16, false)},
     {"IQ4_NL", 32, 18, {.bits = 4, .table = CodeTable::kIq4}},
-    {"IQ4_XS", 256, 136, {.bits = 4, .scales = ScaleType::kNested, .table = CodeTable::kIq4}},
+    {"IQ4_XS", 256, 136, nested(4, 32, false, CodeTable::kIq4)},
     {"MXFP4", 32, 17, {.bits = 4, .scales = ScaleType::kPower, .table = CodeTable::kTwiceE2m1}},
     {"NVFP4", 32, 22, {.bits = 4, .group = 16, .scales = ScaleType::kNestedE4m3, .table = CodeTable::kTwiceE2m1}},
+    {"TERNARY", 256, 274, nested(2, 16)},
+    {"IQ1", 256, 274, nested(3, 16, false, CodeTable::kIq1)},
+    {"IQ2", 256, 274, nested(3, 16, false, CodeTable::kIq2)},
+    {"IQ3_XXS", 256, 266, nested(4, 32, false, CodeTable::kIq3Xxs)},
+    {"IQ3_S", 256, 266, nested(4, 32, false, CodeTable::kIq3S)},
 };
 
 const BlockType& block_type(StoredType type) {
@@ -144,6 +150,14 @@ void read_q6_k(const Byte* block, CodedInputs& to) {
     }
 }
 
+// A block of quire's own: a factor, a scale for each 16 or 32 codes, codes.
+void read_own(const Byte* block, int group, CodedInputs& to) {
+    const int num_scales = kCodedInputs / group;
+    to.scales.floats[0] = half_at(block);
+    std::memcpy(to.scales.bytes, block + 2, num_scales);
+    std::memcpy(to.codes, block + 2 + num_scales, kCodedInputs);
+}
+
 // Adds two bits of each weight: of each 32 bytes the lowest two, then the next.
 void add_two_bits(const Byte* __restrict packed, std::int8_t* __restrict codes) {
     for (int n = 0; n < 2; ++n) {
@@ -172,8 +186,8 @@ void read_q3_k(const Byte* block, CodedInputs& to) {
         to.scales.bytes[i] = static_cast<std::int8_t>((low | (scales[8 + i % 4] >> 2 * (i / 4) & 3) << 4) - 32);
     }
     for (int j = 0; j < 8; ++j) {
-        // The file subtracts 4 if the third bit is not set; a code without minimums represents 8 less.
-        for (int i = 0; i < 32; ++i) to.codes[32 * j + i] = static_cast<std::int8_t>((block[i] >> j & 1) * 4 + 4);
+        // The file subtracts 4 if the third bit is not set, and so does a code of 3 bits.
+        for (int i = 0; i < 32; ++i) to.codes[32 * j + i] = static_cast<std::int8_t>((block[i] >> j & 1) * 4);
     }
     add_two_bits(block + 32, to.codes);
 }
@@ -199,8 +213,10 @@ void read_large_block(StoredType type, const Byte* block, CodedInputs& to) {
             return read_q4_k(block, block + 16, block + 48, to);
         case StoredType::kQ6K:
             return read_q6_k(block, to);
-        default:
+        case StoredType::kIq4Xs:
             return read_iq4_xs(block, to);
+        default:
+            return read_own(block, coding_of(type).group, to);
     }
 }
 
@@ -269,7 +285,7 @@ void widen_row(StoredType type, const std::byte* row, int num_inputs, float* to)
                     case ScaleType::kFloat16:
                         return from_float16(scales.floats[i / kCodedGroup]);
                     case ScaleType::kNested:
-                        return from_float16(scales.floats[0]) * static_cast<float>(byte);
+                        return from_float16(scales.floats[0]) * table_of(coding).factor * static_cast<float>(byte);
                     case ScaleType::kNestedE4m3:
                         return scales.factor * from_e4m3(byte);
                     default:

@@ -305,7 +305,8 @@ struct Matrix {
             case ScaleType::kFloat16:
                 return quire::from_float16(scales.floats[input / 32]);
             case ScaleType::kNested:
-                return quire::from_float16(scales.floats[0]) * static_cast<float>(byte);
+                return quire::from_float16(scales.floats[0]) * quire::table_of(view.coding).factor *
+                       static_cast<float>(byte);
             case ScaleType::kNestedE4m3:
                 return scales.factor * quire::from_e4m3(byte);
             default:
@@ -326,6 +327,10 @@ struct Matrix {
         if (as == StoredType::kMxfp4) {
             block[0] = static_cast<std::byte>(117 + random.below(8));  // 2^-10 to 2^-3
             return;
+        }
+        if (as >= StoredType::kTernary) {  // quire's own blocks: codes of a byte each
+            const int most = (1 << quire::coding_of(as).bits) - 1;
+            for (std::size_t i = bytes - quire::kCodedInputs; i < bytes; ++i) block[i] &= static_cast<std::byte>(most);
         }
         const bool last = as == StoredType::kQ6K || as == StoredType::kQ3K || as == StoredType::kQ2K;
         std::byte* first = last ? block + bytes - (as == StoredType::kQ2K ? 4 : 2) : block;
@@ -440,12 +445,14 @@ std::vector<std::byte> described(const Matrix& matrix, int flip) {
                     for (int output = first; output < end; ++output) {
                         for (int k = 0; k < 4; ++k) {
                             // Bits low … low + count - 1 of the codes of consecutive steps.
-                            const bool upper = line >= 4 && coding.bits < 8;
-                            const int low = upper ? 4 : 0, more = coding.bits - 4;
-                            const int count = coding.bits == 8 ? 8 : upper ? more : 4, num_steps = 8 / count;
+                            const int first_bits = coding.bits == 8 ? 8 : coding.bits < 4 ? 2 : 4;
+                            const int first_lines = coding.bits == 8 ? 8 : first_bits;
+                            const bool upper = line >= first_lines;
+                            const int low = upper ? first_bits : 0, count = upper ? coding.bits - low : first_bits;
+                            const int num_steps = 8 / count;
                             unsigned byte = 0;
                             for (int i = 0; i < num_steps; ++i) {
-                                const int step = (upper ? line - 4 : line) * num_steps + i;
+                                const int step = (upper ? line - first_lines : line) * num_steps + i;
                                 const unsigned code =
                                     static_cast<std::uint8_t>(codes_of(output).codes[unit + 4 * step + k]);
                                 byte |= (code >> low & ((1U << count) - 1)) << count * i;
@@ -937,7 +944,7 @@ int main() {
             test_padding_is_harmless(kernels, type);
             test_weights_stay_apart(kernels, type);
         }
-        for (int type = static_cast<int>(StoredType::kQ4_0); type <= static_cast<int>(StoredType::kNvfp4); ++type) {
+        for (int type = static_cast<int>(StoredType::kQ4_0); type <= static_cast<int>(StoredType::kIq3S); ++type) {
             test_blocks(kernels, static_cast<StoredType>(type));
         }
         if (kernels.has_compact) test_what_is_compact(kernels);

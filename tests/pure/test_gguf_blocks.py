@@ -12,6 +12,7 @@ NUM_BLOCKS = 400
 SCALES_AT = {  # where float16 numbers are: random bytes would make some of them infinite or no number
     "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "Q2_K": (80, 82), "Q3_K": (108,),
     "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_NL": (0,), "IQ4_XS": (0,), "F16": (0,),
+    **dict.fromkeys(("IQ1_S", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"), (0,)), "TQ1_0": (52,), "TQ2_0": (64,),
 }  # fmt: skip
 
 
@@ -21,6 +22,8 @@ def random_blocks(block: BlockType, seed: int) -> np.ndarray:
     for at in SCALES_AT.get(block.name, ()):
         scales = random.normal(0, 1, (NUM_BLOCKS, 1)).astype("<f2")
         blocks[:, at : at + 2] = scales.view(np.uint8).reshape(NUM_BLOCKS, 2)
+    if block.name == "IQ1_M":
+        blocks[:, 55] &= 0xBF  # the float16 is in four bytes, its exponent in this one: it is no infinity
     if block.name == "MXFP4":
         blocks[:, 0] %= 250  # larger scales overflow, in the reference with a warning
     if block.name == "NVFP4":

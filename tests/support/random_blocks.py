@@ -9,7 +9,8 @@ from quire.compute.gguf.blocks import BLOCK_TYPES
 from quire.compute.weights.codes import CODINGS
 from support.quantized_models import E2M1, E4M3
 
-SCALES_AT = {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,)}  # float16 numbers; of the others at the start
+# Where float16 numbers are, of those types that do not have one at the start.
+SCALES_AT = {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,), "TQ1_0": (52,), "TQ2_0": (64,)}
 TYPES = {block.name: block for block in BLOCK_TYPES.values()}
 
 
@@ -24,7 +25,12 @@ def blocks_of(kind: str, num_rows: int, width: int = 512) -> tuple[NDArray[np.ui
     if kind == "MXFP4":
         data[:, 0] = random.integers(104, 144, len(data))  # scales that float16 holds, each halved
         return data.reshape(num_rows, -1), block.widen(data).reshape(num_rows, width)
-    for at in SCALES_AT.get(kind, (0, 2) if kind != "F16" and CODINGS[kind].minimums else (0,)):
+    if kind == "IQ1_M":
+        words, halves = data[:, 48:].view("<u2"), random.normal(0, 0.1, (len(data), 1)).astype("<f2").view("<u2")
+        words[:] = words & 0xFFF | halves >> np.array([0, 4, 8, 12], np.uint16) << np.uint16(12)
+        return data.reshape(num_rows, -1), block.widen(data).reshape(num_rows, width)
+    has_minimums = kind in CODINGS and CODINGS[kind].minimums
+    for at in SCALES_AT.get(kind, (0, 2) if has_minimums else (0,)):
         data[:, at : at + 2] = random.normal(0, 0.1, (len(data), 1)).astype("<f2").view(np.uint8)
     return data.reshape(num_rows, -1), block.widen(data).reshape(num_rows, width)
 

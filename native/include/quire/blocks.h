@@ -49,24 +49,40 @@ QUIRE_INLINE constexpr NumberType packed_type(StoredType type) {
 // The format of the weights of blocks, once packed.
 Coding coding_of(StoredType type);
 
-// The numbers of the sixteen codes of a table: twice an e2m1, a float of a sign, 2 bits of exponent and 1 of mantissa;
-// and those of IQ4, which are closer together around zero.
-constexpr std::int8_t kTables[][16] = {
-    {},
-    {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12},
-    {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113},
+// What the codes of a table represent; nested scales are multiplied by a factor too.
+struct Table {
+    std::int8_t numbers[16];
+    float factor = 1;
 };
+
+// Twice an e2m1, a float of a sign, 2 bits of exponent and 1 of mantissa; then the numbers of GGUF's IQ types.
+constexpr Table kTables[] = {
+    {},
+    {{0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12}},
+    {{-7, 1, 9, 0, -9, -1, 7}, 0.125F},
+    {{8, 25, 43, 0, -8, -25, -43}, 0.125F},
+    {{4, 12, 20, 28, 36, 44, 52, 62, -4, -12, -20, -28, -36, -44, -52, -62}, 0.25F},
+    {{1, 3, 5, 7, 9, 11, 13, 15, -1, -3, -5, -7, -9, -11, -13, -15}},
+    {{-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113}},
+};
+constexpr int kNumTables = sizeof kTables / sizeof kTables[0];
+
+QUIRE_INLINE constexpr const Table& table_of(const Coding& coding) { return kTables[static_cast<int>(coding.table)]; }
 
 // The offset of unsigned codes from the numbers that they represent: without minimums, 0 to 15 represent -8 to 7. The
 // numbers of a table get one that makes them unsigned.
 QUIRE_INLINE constexpr int middle_of(const Coding& coding) {
-    if (coding.table != CodeTable::kNone) return coding.table == CodeTable::kIq4 ? 127 : 12;
-    return coding.bits == 8 || coding.minimums ? 0 : 1 << (coding.bits - 1);
+    if (coding.table == CodeTable::kNone) {
+        return coding.bits == 8 || coding.minimums ? 0 : 1 << (coding.bits - 1);
+    }
+    int lowest = 0;
+    for (const int number : table_of(coding).numbers) lowest = number < lowest ? number : lowest;
+    return -lowest;
 }
 
 // The number that a code represents.
 QUIRE_INLINE constexpr int number_of(const Coding& coding, int code) {
-    return coding.table == CodeTable::kNone ? code - middle_of(coding) : kTables[static_cast<int>(coding.table)][code];
+    return coding.table == CodeTable::kNone ? code - middle_of(coding) : table_of(coding).numbers[code];
 }
 
 // Bytes of a row of `num_inputs` numbers, a multiple of a block's bytes.

@@ -73,11 +73,16 @@ enum class StoredType {
     kIq4Nl,
     kIq4Xs,
     kMxfp4,
-    kNvfp4
+    kNvfp4,
+    kTernary,
+    kIq1,
+    kIq2,
+    kIq3Xxs,
+    kIq3S
 };
 
-// The numbers that codes of 4 bits represent, if they are uneven: see kTables.
-enum class CodeTable : std::uint8_t { kNone, kTwiceE2m1, kIq4 };
+// The numbers that codes of 3 or 4 bits represent, if they are uneven: see kTables.
+enum class CodeTable : std::uint8_t { kNone, kTwiceE2m1, kIq1, kIq2, kIq3Xxs, kIq3S, kIq4 };
 
 // What the scales of codes are: float16; nested, a small integer or a float of 8 bits (e4m3, from 0 on) times a float16
 // or a float32 of 256 inputs; or powers of two, a byte with the exponent bits of a float32.
@@ -85,7 +90,7 @@ enum class ScaleType : std::uint8_t { kFloat16, kNested, kNestedE4m3, kPower };
 
 // The format of a coded matrix's weights, each scale * code + minimum.
 struct Coding {
-    std::uint8_t bits = 8;    // of a code: 4 to 6, or 8
+    std::uint8_t bits = 8;    // of a code: 2 to 6, or 8
     std::uint8_t group = 32;  // adjacent inputs that share a scale: 16 or 32
     ScaleType scales = ScaleType::kFloat16;
     bool minimums = false;  // of the same type

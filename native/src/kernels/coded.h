@@ -6,9 +6,10 @@
 //     unit                32 inputs of four panels: codes, then scales, then minimums if there are any
 //     codes               for each bit of a code a line of 64 bytes of each panel, [bits][4 panels][16 outputs][4]
 //                         8 bits: a line is a step of four inputs
-//                         4 bits: a line has two steps, the first one in the low halves of its bytes
+//                         4 bits: a line has two steps, the first one in the low halves of its bytes; 2 bits: four
 //                         5, 6 bits: four lines of the low four bits, then a line of the fifth bits of all eight
 //                         steps, the first step in the lowest bits; or two lines of two more bits for four steps each
+//                         3 bits: two lines of the low two bits, then a line of the third bits of all eight steps
 //     scales, minimums    [groups][4 panels][16] float16; or bytes: nested scales, or powers of two
 //
 // So a product reads one stream of memory, line after line. Codes with fewer than 8 bits are widened to bytes in
@@ -91,54 +92,49 @@ inline Ints load_step(const std::byte* from) {
     return bytes;
 }
 
-// The steps that have the low bits of their codes in one line.
-template <int kBits>
-constexpr int kLineSteps = kBits == 8 ? 1 : 2;
+// The bits of a code in the first lines of a unit, the steps of such a line, and how many lines there are.
+constexpr int low_bits(int bits) { return bits == 8 ? 8 : bits >= 4 ? 4 : 2; }
+constexpr int line_steps(int bits) { return 8 / low_bits(bits); }
+constexpr int low_lines(int bits) { return kUnitSteps / line_steps(bits); }
 
-// The steps of a line of a panel as bytes; codes of fewer than 8 bits are from 0 on. `high`: the first of the lines
-// that have the bits from the fifth on, if there are any.
+// Each byte of a word.
+constexpr std::int32_t every_byte(unsigned byte) { return static_cast<std::int32_t>(0x01010101U * byte); }
+
+// Two steps at most are widened at once: more would not stay in registers.
+constexpr int steps_at_once(int bits) { return bits == 8 ? 1 : 2; }
+
+// Some steps of a line of a panel, from `first` on, as bytes; codes of fewer than 8 bits are from 0 on. `high`: the
+// first of the lines that have the other bits, if there are any.
 template <int kBits>
-inline void steps_of(const std::byte* at, const std::byte* high, std::size_t line_bytes, int line,
-                     Ints (&steps)[kLineSteps<kBits>]) {
-    steps[0] = load_step(at);
+inline void steps_of(const std::byte* at, const std::byte* high, std::size_t line_bytes, int line, int first,
+                     Ints (&steps)[steps_at_once(kBits)]) {
+    constexpr int kLow = low_bits(kBits), kSteps = line_steps(kBits), kMore = kBits - kLow;
+    const Ints all = load_step(at);
+    steps[0] = all;
     if constexpr (kBits < 8) {
-        QUIRE_FOR_PARTS(i) {
-            steps[1].part[i] = steps[0].part[i] >> 4 & 0x0f0f0f0f;
-            steps[0].part[i] &= 0x0f0f0f0f;
+        QUIRE_UNROLLED for (int s = 0; s < 2; ++s) {
+            const int before = kLow * (first + s);
+            QUIRE_FOR_PARTS(i) steps[s].part[i] = all.part[i] >> before & every_byte((1 << kLow) - 1);
         }
     }
-    if constexpr (kBits == 5 || kBits == 6) {
-        // The bits from the fifth on: of this step, above those of the steps before it in the same line.
-        constexpr int kMore = kBits - 4, kMask = ((1 << kMore) - 1) * 0x10101010;
-        const Ints more = load_step(high + line * kMore / 4 * line_bytes);
-        const int before = 2 * line * kMore % 8;
+    if constexpr (kMore > 0) {
+        // The other bits: of this step, above those of the steps before it in the same line.
+        const Ints more = load_step(high + line * kSteps * kMore / 8 * line_bytes);
+        const int before = line * kSteps * kMore % 8 + kMore * first;
         QUIRE_FOR_PARTS(i) {
-            const IntPart own = more.part[i] >> before;
-            steps[0].part[i] |= own << 4 & kMask;
-            steps[1].part[i] |= own << (4 - kMore) & kMask;
+            const IntPart own = more.part[i] >> before << kLow;
+            QUIRE_UNROLLED for (int s = 0; s < 2; ++s) {
+                steps[s].part[i] |= own >> kMore * s & every_byte(((1 << kMore) - 1) << kLow);
+            }
         }
     }
 }
 
-// The sixteen numbers of a table, plus an offset, as bytes.
-template <CodeTable kTable, int kOffset>
-struct Table {
-    alignas(16) std::int8_t numbers[16] = {};
-
-    constexpr Table() {
-        for (int code = 0; code < 16; ++code) {
-            numbers[code] = static_cast<std::int8_t>(kTables[static_cast<int>(kTable)][code] + kOffset);
-        }
-    }
-};
-
-// The numbers that codes have in a table, plus an offset, as bytes.
-template <CodeTable kTable, int kOffset>
-inline Ints looked_up(const Ints& codes) {
-    static constexpr Table<kTable, kOffset> table;
+// The numbers that codes have in a table, as bytes.
+inline Ints looked_up(const Ints& codes, const std::int8_t* table) {
     Ints result;
 #if defined(__AVX2__)
-    const __m128i numbers = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table.numbers));
+    const __m128i numbers = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table));
 #if defined(__AVX512BW__)
     const __m512i all = _mm512_maskz_broadcast_i32x4(0xffff, numbers);
     result.part[0] = (IntPart)_mm512_maskz_shuffle_epi8(~0ULL, all, (__m512i)codes.part[0]);
@@ -149,7 +145,7 @@ inline Ints looked_up(const Ints& codes) {
 #else
     std::int8_t bytes[kStepBytes];
     std::memcpy(bytes, &codes, sizeof bytes);
-    for (std::int8_t& byte : bytes) byte = table.numbers[byte];
+    for (std::int8_t& byte : bytes) byte = table[byte];
     std::memcpy(&result, bytes, sizeof bytes);
 #endif
     return result;
@@ -253,22 +249,53 @@ struct CodeStep : AnyCodeStep {
     }
 #endif
 #else
-    using Vector = Ints;
-    static Vector codes(const Ints& bytes) { return bytes; }
+#if defined(__SSE2__)
+    // Of each four codes the first and the third, then the second and the fourth, as numbers of 16 bits.
+    struct Vector {
+        __m128i even[kParts], odd[kParts];
+    };
+    static Vector codes(const Ints& bytes) {
+        Vector result;
+        QUIRE_FOR_PARTS(i) {
+            const auto pairs = (__m128i)bytes.part[i];
+            result.even[i] = _mm_srai_epi16(_mm_slli_epi16(pairs, 8), 8);
+            result.odd[i] = _mm_srai_epi16(pairs, 8);
+        }
+        return result;
+    }
     static Ints add(const Ints& sum, const Vector& codes, const std::int8_t* numbers) {
-        std::int8_t all[kStepBytes];
-        std::memcpy(all, &codes, sizeof all);
+        const __m128i row = _mm_set1_epi32(four(numbers));
+        const __m128i even = _mm_srai_epi16(_mm_slli_epi16(row, 8), 8), odd = _mm_srai_epi16(row, 8);
         Ints result;
         QUIRE_FOR_PARTS(i) {
-            for (int lane = 0; lane < kPartLanes; ++lane) {
-                const std::int8_t* own = all + (i * kPartLanes + lane) * kStepInputs;
-                std::int32_t total = sum.part[i][lane];
-                for (int k = 0; k < kStepInputs; ++k) total += numbers[k] * own[k];
-                result.part[i][lane] = total;
+            const __m128i products =
+                _mm_add_epi32(_mm_madd_epi16(codes.even[i], even), _mm_madd_epi16(codes.odd[i], odd));
+            result.part[i] = sum.part[i] + (IntPart)products;
+        }
+        return result;
+    }
+#else
+    // Each of the four codes as 32 bits.
+    struct Vector {
+        Ints code[kStepInputs];
+    };
+    static Vector codes(const Ints& bytes) {
+        Vector result;
+        QUIRE_FOR_PARTS(i) {
+            QUIRE_UNROLLED for (int k = 0; k < kStepInputs; ++k) {
+                result.code[k].part[i] = (IntPart)((WordPart)bytes.part[i] << (24 - 8 * k)) >> 24;
             }
         }
         return result;
     }
+    static Ints add(const Ints& sum, const Vector& codes, const std::int8_t* numbers) {
+        Ints result = sum;
+        QUIRE_FOR_PARTS(i) {
+            QUIRE_UNROLLED for (int k = 0; k < kStepInputs; ++k) result.part[i] += codes.code[k].part[i] * numbers[k];
+        }
+        return result;
+    }
+#endif
 #endif
 };
 
@@ -300,5 +327,29 @@ struct CodeStep<4> {
 };
 #endif
 #endif
+
+// Codes of 2 and 3 bits are codes of 4 bits that are smaller.
+template <>
+struct CodeStep<2> : CodeStep<4> {};
+template <>
+struct CodeStep<3> : CodeStep<4> {};
+
+// The numbers of all tables, as products need them: unsigned ones plus the offset.
+template <bool kSigned>
+struct StepTables {
+    alignas(16) std::int8_t of[kNumTables][16] = {};
+
+    constexpr StepTables() {
+        for (int table = 0; table < kNumTables; ++table) {
+            const int offset = kSigned ? 0 : middle_of({.bits = 4, .table = CodeTable(table)});
+            for (int code = 0; code < 16; ++code) {
+                of[table][code] = static_cast<std::int8_t>(kTables[table].numbers[code] + offset);
+            }
+        }
+    }
+};
+
+template <bool kSigned>
+constexpr StepTables<kSigned> kStepTables;
 
 }  // namespace quire::QUIRE_ISA

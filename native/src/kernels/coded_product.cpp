@@ -24,36 +24,37 @@ struct CodedFetch {
     std::size_t reached, pace;
 };
 
-// The coding of a matrix, as compile-time constants.
-template <int kBits_, int kGroup_, ScaleType kScales_, CodeTable kTable_ = CodeTable::kNone>
+// The coding of a matrix, as compile-time constants; the numbers of a table are not.
+template <int kBits_, int kGroup_, ScaleType kScales_, bool kLooksUp_ = false>
 struct Form {
     static constexpr int kBits = kBits_, kGroup = kGroup_;
     static constexpr ScaleType kScales = kScales_;
     static constexpr bool kNested = Coding{.scales = kScales}.nested();
-    static constexpr CodeTable kTable = kTable_;
-    // The numbers of a table need as much room in products as codes of 8 bits, if 32 of them share a scale.
-    using Step = CodeStep<kTable != CodeTable::kNone && kGroup == kRowGroup ? 8 : kBits>;
+    static constexpr bool kLooksUp = kLooksUp_;
+    // The numbers of most tables need as much room in products as codes of 8 bits.
+    using Step = CodeStep<kLooksUp && kScales != ScaleType::kNestedE4m3 ? 8 : kBits>;
 };
 
-// Calls work(form of the coding). Groups of 16 are nested, and codes of 6 bits have such groups; codes of 8 bits are
-// not nested. Twice e2m1 have scales of their own.
+// Calls work(form of the coding). Groups of 16 are nested, and codes of 2, 3 and 6 bits have such groups; codes of 8
+// bits are not nested.
 template <typename Work>
 void with_form(const Coding& coding, Work work) {
     constexpr auto kFlat = ScaleType::kFloat16, kNested = ScaleType::kNested;
+    const bool looks_up = coding.table != CodeTable::kNone, nested = coding.nested();
     switch (coding.bits) {
+        case 2:
+            return work(Form<2, kUnit, kNested>());
+        case 3:
+            return looks_up ? work(Form<3, kUnit, kNested, true>()) : work(Form<3, kUnit, kNested>());
         case 4:
-            if (coding.table == CodeTable::kTwiceE2m1) {
-                return coding.nested() ? work(Form<4, kUnit, ScaleType::kNestedE4m3, CodeTable::kTwiceE2m1>())
-                                       : work(Form<4, kRowGroup, ScaleType::kPower, CodeTable::kTwiceE2m1>());
+            if (coding.scales == ScaleType::kNestedE4m3) return work(Form<4, kUnit, ScaleType::kNestedE4m3, true>());
+            if (coding.scales == ScaleType::kPower) return work(Form<4, kRowGroup, ScaleType::kPower, true>());
+            if (looks_up) {
+                return nested ? work(Form<4, kRowGroup, kNested, true>()) : work(Form<4, kRowGroup, kFlat, true>());
             }
-            if (coding.table == CodeTable::kIq4) {
-                return coding.nested() ? work(Form<4, kRowGroup, kNested, CodeTable::kIq4>())
-                                       : work(Form<4, kRowGroup, kFlat, CodeTable::kIq4>());
-            }
-            if (coding.group == kUnit) return work(Form<4, kUnit, kNested>());
-            return coding.nested() ? work(Form<4, kRowGroup, kNested>()) : work(Form<4, kRowGroup, kFlat>());
+            return nested ? work(Form<4, kRowGroup, kNested>()) : work(Form<4, kRowGroup, kFlat>());
         case 5:
-            return coding.nested() ? work(Form<5, kRowGroup, kNested>()) : work(Form<5, kRowGroup, kFlat>());
+            return nested ? work(Form<5, kRowGroup, kNested>()) : work(Form<5, kRowGroup, kFlat>());
         case 6:
             return work(Form<6, kUnit, kNested>());
         default:
@@ -65,9 +66,10 @@ void with_form(const Coding& coding, Work work) {
 struct ChunkScales {
     const std::byte *first, *outer;
     std::size_t unit, group;  // bytes from one to the next
+    float factor;             // of all, if they are nested
 
     ChunkScales(const CodedLayout& layout, const std::byte* chunk, int place, bool minimums)
-        : unit(layout.unit_bytes()), group(layout.group_bytes()) {
+        : unit(layout.unit_bytes()), group(layout.group_bytes()), factor(table_of(layout.coding).factor) {
         const std::size_t before = layout.code_bytes() + (minimums ? layout.scale_bytes() : 0);
         first = chunk + layout.head_bytes() + before + place * kPanelWidth * layout.coding.scale_bytes();
         outer = chunk + (minimums ? layout.outer_bytes() : 0) + layout.factor_bytes() * place * kPanelWidth;
@@ -87,7 +89,7 @@ class TileScales {
                     const auto* factors = reinterpret_cast<const float*>(scales.outer) + p * kPanelWidth;
                     outer_[p] = load(factors) * broadcast(256.0F);  // see load_e4m3
                 } else {
-                    outer_[p] = load_half(scales.outer + 2 * p * kPanelWidth);
+                    outer_[p] = load_half(scales.outer + 2 * p * kPanelWidth) * broadcast(scales.factor);
                 }
             }
         }
@@ -114,7 +116,8 @@ class TileScales {
 
 // A tile has its sums twice: as integers of a group, in registers, and as floats. kTotalsStay: the floats are in
 // registers, too. kCodedRows: the most rows of a tile. Blocks of up to kMostFewRows rows wait for memory rather than
-// for arithmetic: their tiles have at most kFewRows rows, but more panels, so that memory is read line after line.
+// for arithmetic (half as many if codes take long to widen): their tiles have at most kFewRows rows, but more panels,
+// so that memory is read line after line.
 #if defined(__AVX512F__)
 constexpr bool kTotalsStay = true;
 constexpr bool kUnrollsLines = true;
@@ -150,6 +153,7 @@ struct CodedTile {
     RoundedChunk rows;
     CodeLines codes;
     ChunkScales scales, minimums;
+    CodeTable table;
     int num_units, middle;
     bool has_minimums;
     Floats (*sums)[kGroupPanels];
@@ -207,15 +211,16 @@ void multiply_codes(const CodedTile& tile) {
     constexpr int kBits = AnyForm::kBits, kGroup = AnyForm::kGroup;
     using Each = typename AnyForm::Step;
     constexpr int kGroups = kUnitInputs / kGroup, kSums = kGroup / kUnit;
-    constexpr int kSteps = kLineSteps<kBits>, kLines = kGroup / kStepInputs / kSteps;
+    constexpr int kSteps = line_steps(kBits), kAtOnce = steps_at_once(kBits), kLines = kGroup / kStepInputs / kSteps;
     const std::byte* codes = tile.codes.first;
     const std::size_t line_bytes = tile.codes.line;
     const std::int8_t* rows = tile.rows.numbers;
+    [[maybe_unused]] const std::int8_t* table = kStepTables<Each::kSigned>.of[static_cast<int>(tile.table)];
     std::size_t reached = tile.fetch.reached, fetched = reached >> 8;
     const TileScales<AnyForm, kPanels> all_scales(tile.scales);
     std::conditional_t<kTotalsStay, TileSums<kRows, kPanels>, StoredSums> totals(tile);
     for (int u = 0; u < tile.num_units; ++u, codes += tile.codes.unit, rows += kUnitInputs) {
-        const std::byte *at = codes, *high = codes + 4 * line_bytes;
+        const std::byte *at = codes, *high = codes + low_lines(kBits) * line_bytes;
         QUIRE_UNROLLED for (int g = 0; g < kGroups; ++g) {
             const auto correction_of = [&](int row) {
                 if constexpr (Each::kSigned) return 0;
@@ -228,34 +233,35 @@ void multiply_codes(const CodedTile& tile) {
                 QUIRE_UNROLLED for (int p = 0; p < kPanels; ++p) sums[r][p] = first;
             }
             const auto add_line = [&](int line) {
-                typename Each::Vector weights[kSteps][kPanels];
-                QUIRE_UNROLLED for (int p = 0; p < kPanels; ++p) {
-                    const std::byte* panel = at + p * kStepBytes;
-                    Ints steps[kSteps];
-                    steps_of<kBits>(panel, high + p * kStepBytes, line_bytes, line, steps);
-                    QUIRE_UNROLLED for (int s = 0; s < kSteps; ++s) {
-                        if constexpr (AnyForm::kTable != CodeTable::kNone) {
-                            constexpr int kOffset = middle_of({.bits = kBits, .table = AnyForm::kTable});
-                            steps[s] = looked_up<AnyForm::kTable, Each::kSigned ? 0 : kOffset>(steps[s]);
-                        } else if constexpr (Each::kSigned && kBits < 8) {
-                            steps[s] = less(steps[s], tile.middle);
+                QUIRE_UNROLLED for (int first = 0; first < kSteps; first += kAtOnce) {
+                    typename Each::Vector weights[kAtOnce][kPanels];
+                    QUIRE_UNROLLED for (int p = 0; p < kPanels; ++p) {
+                        const std::byte* panel = at + p * kStepBytes;
+                        Ints steps[kAtOnce];
+                        steps_of<kBits>(panel, high + p * kStepBytes, line_bytes, line, first, steps);
+                        QUIRE_UNROLLED for (int s = 0; s < kAtOnce; ++s) {
+                            if constexpr (AnyForm::kLooksUp) {
+                                steps[s] = looked_up(steps[s], table);
+                            } else if constexpr (Each::kSigned && kBits < 8) {
+                                steps[s] = less(steps[s], tile.middle);
+                            }
+                            weights[s][p] = Each::codes(steps[s]);
                         }
-                        weights[s][p] = Each::codes(steps[s]);
+                    }
+                    reached += kPanels * kAtOnce * tile.fetch.pace;
+                    for (; fetched < reached >> 8; fetched += kLineBytes) {
+                        prefetch(tile.fetch.from + fetched);
+                    }
+                    QUIRE_UNROLLED for (int s = 0; s < kAtOnce; ++s) {
+                        const std::int8_t* of_step = rows + (line * kSteps + first + s) * kStepInputs;
+                        QUIRE_UNROLLED for (int r = 0; r < kRows; ++r) {
+                            QUIRE_UNROLLED for (int p = 0; p < kPanels; ++p) {
+                                sums[r][p] = Each::add(sums[r][p], weights[s][p], of_step + r * kChunkInputs);
+                            }
+                        }
                     }
                 }
                 at += line_bytes;
-                reached += kPanels * kSteps * tile.fetch.pace;
-                for (; fetched < reached >> 8; fetched += kLineBytes) {
-                    prefetch(tile.fetch.from + fetched);
-                }
-                QUIRE_UNROLLED for (int s = 0; s < kSteps; ++s) {
-                    QUIRE_UNROLLED for (int r = 0; r < kRows; ++r) {
-                        const std::int8_t* numbers = rows + r * kChunkInputs + (line * kSteps + s) * kStepInputs;
-                        QUIRE_UNROLLED for (int p = 0; p < kPanels; ++p) {
-                            sums[r][p] = Each::add(sums[r][p], weights[s][p], numbers);
-                        }
-                    }
-                }
             };
             if constexpr (kRows <= kFewRows || !kUnrollsLines) {
                 QUIRE_ROLLED for (int line = 0; line < kLines; ++line) add_line(g * kLines + line);
@@ -312,15 +318,18 @@ class CodedBlock {
 
     void add_chunk(const SpanChunk& chunk) {
         const int count = chunk.panels.count;
-        const int num_tiles = pieces_of(num_rows_, num_rows_ <= kMostFewRows ? kFewRows : kCodedRows);
+        const Coding& coding = chunk.panels.layout.coding;
+        // Codes of 4 and 8 bits take few instructions from one line to the next, unless groups are small.
+        const bool is_quick = (coding.bits == 4 || coding.bits == 8) && coding.group == kRowGroup;
+        const int few = is_quick ? kMostFewRows : kMostFewRows / 2;
+        const int num_tiles = pieces_of(num_rows_, num_rows_ <= few ? kFewRows : kCodedRows);
         const std::size_t steps = chunk.num_inputs / kStepInputs;
         CodedFetch fetch = {chunk.next, 0, (chunk.bytes() << 8) / (num_tiles * count * steps)};
         // All tiles together fetch the next chunk. One tile reads all of a chunk in order: then the processor's own
-        // prefetchers are faster, unless too many instructions are between two lines, as with codes of 5 and 6 bits.
-        // They fall behind a single row, which needs a line every few cycles.
-        const Coding& coding = chunk.panels.layout.coding;
-        const bool is_quick = (coding.bits == 4 || coding.bits == 8) && (coding.group == kRowGroup || num_rows_ == 1);
-        if (num_tiles == 1 && coded_panels(num_rows_) >= count && is_quick) {
+        // prefetchers are faster where lines follow each other quickly. They fall behind a single row, which needs a
+        // line every few cycles.
+        const bool follows = is_quick || (coding.bits == 4 && num_rows_ == 1);
+        if (num_tiles == 1 && coded_panels(num_rows_) >= count && follows) {
             fetch.from = reinterpret_cast<const char*>(chunk.stored()) + kAheadBytes;
             if (num_rows_ > 1) fetch.pace = 0;
         }
@@ -345,6 +354,7 @@ class CodedBlock {
                                 .codes = chunk.codes(first),
                                 .scales = chunk.scales(first),
                                 .minimums = chunk.minimums(first),
+                                .table = coding.table,
                                 .num_units = chunk.num_inputs / kUnitInputs,
                                 .middle = coding.bits == 8 ? kFlip : middle_of(coding),
                                 .has_minimums = coding.minimums,

@@ -194,18 +194,20 @@ struct PanelCodes {
 // Writes the lines of a panel in a unit, from the steps of the unit: one for each bit of a code.
 template <int kBits>
 void put_unit(const std::byte (*steps)[kStepBytes], std::byte* to, std::size_t line_bytes) {
-    constexpr int kMore = kBits - 4, kLow = 0x0f0f0f0f;
+    constexpr int kLow = low_bits(kBits), kSteps = line_steps(kBits), kMore = kBits - kLow;
     Ints lines[kBits];
     QUIRE_UNROLLED for (int line = 0; line < kBits; ++line) lines[line] = broadcast_int(0);
     QUIRE_UNROLLED for (int step = 0; step < kUnitSteps; ++step) {
-        const Ints four = load_step(steps[step]);
+        const Ints codes = load_step(steps[step]);
         QUIRE_FOR_PARTS(i) {
             if constexpr (kBits == 8) {
-                lines[step].part[i] = four.part[i] ^ static_cast<std::int32_t>(0x01010101U * kFlip);
+                lines[step].part[i] = codes.part[i] ^ every_byte(kFlip);
             } else {
-                lines[step / 2].part[i] |= (four.part[i] & kLow) << 4 * (step % 2);
+                const IntPart low = codes.part[i] & every_byte((1 << kLow) - 1);
+                lines[step / kSteps].part[i] |= low << kLow * (step % kSteps);
                 if constexpr (kMore > 0) {
-                    lines[4 + step * kMore / 8].part[i] |= (four.part[i] >> 4 & kLow) << step * kMore % 8;
+                    const IntPart high = codes.part[i] >> kLow & every_byte((1 << kMore) - 1);
+                    lines[low_lines(kBits) + step * kMore / 8].part[i] |= high << step * kMore % 8;
                 }
             }
         }
@@ -225,6 +227,10 @@ void put_units(const PanelCodes& from, const CodedLane& first, int num_inputs) {
 
 void put_codes(const PanelCodes& from, const CodedLane& first, int num_inputs) {
     switch (first.layout.coding.bits) {
+        case 2:
+            return put_units<2>(from, first, num_inputs);
+        case 3:
+            return put_units<3>(from, first, num_inputs);
         case 4:
             return put_units<4>(from, first, num_inputs);
         case 5:
@@ -303,7 +309,7 @@ float scale_at(const CodedLane& lane, int group, bool minimum) {
         case ScaleType::kFloat16:
             return half_at(scale);
         case ScaleType::kNested:
-            return half_at(lane.outer(minimum)) * static_cast<float>(byte);
+            return half_at(lane.outer(minimum)) * table_of(lane.layout.coding).factor * static_cast<float>(byte);
         case ScaleType::kNestedE4m3: {
             float factor;
             std::memcpy(&factor, lane.outer(minimum), sizeof factor);
@@ -316,13 +322,16 @@ float scale_at(const CodedLane& lane, int group, bool minimum) {
 
 int code_at(const CodedLane& lane, int input) {
     const Coding& coding = lane.layout.coding;
-    const int step = input % kUnitInputs / kStepInputs, more = coding.bits - 4;
+    const int step = input % kUnitInputs / kStepInputs;
     const auto byte = [&](int line) {
         return std::to_integer<int>(lane.word(input / kUnitInputs, line)[input % kStepInputs]);
     };
     if (coding.bits == 8) return static_cast<std::int8_t>(byte(step) ^ kFlip);
-    const int high = more == 0 ? 0 : byte(4 + step * more / 8) >> step * more % 8 & ((1 << more) - 1);
-    return number_of(coding, (byte(step / 2) >> 4 * (step % 2) & 15) | high << 4);
+    const int low = low_bits(coding.bits), steps = line_steps(coding.bits), more = coding.bits - low;
+    const int code = byte(step / steps) >> step % steps * low & ((1 << low) - 1);
+    if (more == 0) return number_of(coding, code);
+    const int high = byte(low_lines(coding.bits) + step * more / 8) >> step * more % 8 & ((1 << more) - 1);
+    return number_of(coding, code | high << low);
 }
 
 void unpack_coded(const MatrixView& matrix, int row, float* output) {

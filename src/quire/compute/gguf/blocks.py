@@ -19,6 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.compute.arrays import ByteArray, FloatArray
+from quire.compute.gguf import grid_blocks
+from quire.compute.gguf.grid_blocks import GRID_TYPES
 from quire.compute.weights.bfloat16 import widened
 from quire.compute.weights.block_fields import MXFP4_BYTES, are_mxfp4, are_nvfp4, nvfp4_blocks
 from quire.compute.weights.small_floats import E4M3, TWICE_E2M1
@@ -222,6 +224,12 @@ def _q3_k(blocks: ByteArray) -> FloatArray:
     return _by_sixteens(_float16(blocks, 108) * scales, codes)
 
 
+_GRIDS: Final = MappingProxyType(
+    {
+        **{16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S", 22: "IQ2_S", 29: "IQ1_M"},
+        **{34: "TQ1_0", 35: "TQ2_0"},
+    }
+)
 BLOCK_TYPES: Final = MappingProxyType(
     {
         0: BlockType("F32", 1, 4, _float32),
@@ -236,6 +244,10 @@ BLOCK_TYPES: Final = MappingProxyType(
         12: BlockType("Q4_K", 256, 144, _q4_k),
         13: BlockType("Q5_K", 256, 176, _q5_k),
         14: BlockType("Q6_K", 256, 210, _q6_k),
+        **{
+            number: BlockType(name, grid_blocks.SIZE, GRID_TYPES[name].num_bytes, GRID_TYPES[name].widen)
+            for number, name in _GRIDS.items()
+        },
         20: BlockType("IQ4_NL", 32, 18, _iq4_nl),
         23: BlockType("IQ4_XS", 256, 136, _iq4_xs),
         30: BlockType("BF16", 1, 2, _bfloat16),

@@ -1,8 +1,9 @@
 """The tensors of a GGUF file by the names and in the order of Hugging Face.
 
 A name in Hugging Face refers to a tensor of the file, or to one expert's part (names.py). Rows that the file has in
-another order are reordered (row_orders.py). NVFP4 blocks are returned as quire's own (block_fields.py), with the factor
-that the file has in a tensor next to the matrix.
+another order are reordered (row_orders.py). Blocks of IQ1 to IQ3, TQ1 and TQ2 are returned as quire's own
+(grid_blocks.py), and so are those of NVFP4 (block_fields.py), with the factor that the file has in a tensor next to the
+matrix.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 
 from quire.compute.arrays import ByteArray, FloatArray, HalfArray
 from quire.compute.gguf.blocks import check_mxfp4, nvfp4_numbers, packed_nvfp4
+from quire.compute.gguf.grid_blocks import GRID_TYPES
 from quire.compute.gguf.header import MAX_TENSORS, GgufHeader, GgufTensor
 from quire.compute.gguf.name_tables.mixtures import ROW
 from quire.compute.gguf.name_tables.table import EXPERTS
@@ -181,6 +183,8 @@ class GgufTensors:
                 return packed_nvfp4(blocks, self._factor(entry))
             if entry.dtype == "MXFP4":
                 check_mxfp4(blocks)
+            if entry.dtype in GRID_TYPES:
+                return GRID_TYPES[entry.dtype].own_blocks(blocks)
         except ValueError as error:
             where = f"{self.name}: tensor {self.stored_name(name)!r}"
             raise CheckpointError(where, error, f"{SCALES[entry.dtype]}, or the option --weights widened") from error
@@ -248,7 +252,7 @@ def block_types_of(entries: Mapping[str, GgufEntry]) -> Mapping[str, str]:
     """Return the types of the matrices whose bytes engines may take as they are, by name, as engines get them."""
     return MappingProxyType(
         {
-            name: entry.dtype
+            name: GRID_TYPES[entry.dtype].kept if entry.dtype in GRID_TYPES else entry.dtype
             for name, entry in entries.items()
             if entry.has_blocks or (entry.dtype == "F16" and name == TABLE)
         }
