@@ -43,11 +43,11 @@ constexpr BlockType kBlockTypes[] = {
     {"IQ4_XS", 256, 136, nested(4, 32, false, CodeTable::kIq4)},
     {"MXFP4", 32, 17, {.bits = 4, .scales = ScaleType::kPower, .table = CodeTable::kTwiceE2m1}},
     {"NVFP4", 32, 22, {.bits = 4, .group = 16, .scales = ScaleType::kNestedE4m3, .table = CodeTable::kTwiceE2m1}},
-    {"TERNARY", 256, 274, nested(2, 16)},
-    {"IQ1", 256, 274, nested(3, 16, false, CodeTable::kIq1)},
-    {"IQ2", 256, 274, nested(3, 16, false, CodeTable::kIq2)},
-    {"IQ3_XXS", 256, 266, nested(4, 32, false, CodeTable::kIq3Xxs)},
-    {"IQ3_S", 256, 266, nested(4, 32, false, CodeTable::kIq3S)},
+    {"TERNARY", 256, 146, nested(2, 16)},
+    {"IQ1", 256, 146, nested(3, 16, false, CodeTable::kIq1)},
+    {"IQ2", 256, 146, nested(3, 16, false, CodeTable::kIq2)},
+    {"IQ3_XXS", 256, 138, nested(4, 32, false, CodeTable::kIq3Xxs)},
+    {"IQ3_S", 256, 138, nested(4, 32, false, CodeTable::kIq3S)},
 };
 
 const BlockType& block_type(StoredType type) {
@@ -150,12 +150,18 @@ void read_q6_k(const Byte* block, CodedInputs& to) {
     }
 }
 
-// A block of quire's own: a factor, a scale for each 16 or 32 codes, codes.
+// A block of quire's own: a factor, a scale for each 16 or 32 codes, codes: 128 in the low halves of bytes, then 128 in
+// the high ones.
 void read_own(const Byte* block, int group, CodedInputs& to) {
+    constexpr int kHalf = kCodedInputs / 2;
     const int num_scales = kCodedInputs / group;
+    const Byte* codes = block + 2 + num_scales;
     to.scales.floats[0] = half_at(block);
     std::memcpy(to.scales.bytes, block + 2, num_scales);
-    std::memcpy(to.codes, block + 2 + num_scales, kCodedInputs);
+    for (int i = 0; i < kHalf; ++i) {
+        to.codes[i] = static_cast<std::int8_t>(codes[i] & 15);
+        to.codes[kHalf + i] = static_cast<std::int8_t>(codes[i] >> 4);
+    }
 }
 
 // Adds two bits of each weight: of each 32 bytes the lowest two, then the next.

@@ -328,9 +328,11 @@ struct Matrix {
             block[0] = static_cast<std::byte>(117 + random.below(8));  // 2^-10 to 2^-3
             return;
         }
-        if (as >= StoredType::kTernary) {  // quire's own blocks: codes of a byte each
+        if (as >= StoredType::kTernary) {  // quire's own blocks: two codes a byte
             const int most = (1 << quire::coding_of(as).bits) - 1;
-            for (std::size_t i = bytes - quire::kCodedInputs; i < bytes; ++i) block[i] &= static_cast<std::byte>(most);
+            for (std::size_t i = bytes - quire::kCodedInputs / 2; i < bytes; ++i) {
+                block[i] &= static_cast<std::byte>(0x11 * most);
+            }
         }
         const bool last = as == StoredType::kQ6K || as == StoredType::kQ3K || as == StoredType::kQ2K;
         std::byte* first = last ? block + bytes - (as == StoredType::kQ2K ? 4 : 2) : block;

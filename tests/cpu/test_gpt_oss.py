@@ -139,14 +139,14 @@ def test_mxfp4_stays_packed_to_the_bit(tmp_path: Path) -> None:
     packed = write_model(tmp_path / "model")
     source = ModelFolder(tmp_path / "model")
     types = source.block_types()
-    assert set(types.values()) == {"Q5_0"} and len(types) == 2 * NUM_EXPERTS * 3
+    assert set(types.values()) == {"MXFP4"} and len(types) == 2 * NUM_EXPERTS * 3
     blocks, scales = packed["model.layers.1.mlp.experts.gate_up_proj"]
     up, up_scales = blocks[2, 1::2], scales[2, 1::2]
     halves = np.repeat(2.0 ** (up_scales.astype(np.float64) - 128), 32, axis=1)
     exact = unpacked(up, up_scales)
     matrix = Quantized({}, exact, (exact / halves).astype(np.int64), halves.astype(np.float32))
     found = source.tensors().block_rows("model.layers.1.mlp.experts.2.up_proj.weight")
-    np.testing.assert_array_equal(found, gguf_blocks("Q5_0", matrix))
+    np.testing.assert_array_equal(found, gguf_blocks("MXFP4", matrix))
     model = read_model(source)
     backend = NativeBackend.of(EngineConfig(dtype="float32").resolved(), model)
     runner = load_parts(model, replace(backend.settings, num_threads=1), num_blocks=1).runner

@@ -41,19 +41,20 @@ GRIDS: Final = MappingProxyType(
 )
 """The grids in the order of the file → the entries of each, and the weights of an entry."""
 
-_SIZES_OF_3: Final = np.arange(4, 64, 8) - [0, 0, 0, 0, 0, 0, 0, -2]
+_IQ3_XXS: Final = np.array([4, 12, 20, 28, 36, 44, 52, 62])
+_IQ3_S: Final = np.arange(1, 16, 2)
 NUMBERS: Final = MappingProxyType(
     {
         "TERNARY": np.arange(-2, 2),
         "IQ1": np.array([-7, 1, 9, 0, -9, -1, 7, 0]),
         "IQ2": np.array([8, 25, 43, 0, -8, -25, -43, 0]),
-        "IQ3_XXS": np.concatenate([_SIZES_OF_3, -_SIZES_OF_3]),
-        "IQ3_S": np.concatenate([np.arange(1, 16, 2), -np.arange(1, 16, 2)]),
+        "IQ3_XXS": np.concatenate([_IQ3_XXS, -_IQ3_XXS]),
+        "IQ3_S": np.concatenate([_IQ3_S, -_IQ3_S]),
     }
 )
 """Types of blocks that engines have → the number of each code."""
 FACTORS: Final = MappingProxyType({"TERNARY": 1.0, "IQ1": 0.125, "IQ2": 0.125, "IQ3_XXS": 0.25, "IQ3_S": 1.0})
-"""The factor of all of them."""
+"""The factor of the numbers of a type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +84,10 @@ class GridType:
         )
 
     def own_blocks(self, rows: ByteArray) -> ByteArray:
-        """Return rows of blocks as those of the compiled core: the float16, the scales, a byte for each code."""
+        """Return rows of blocks as those of the compiled core: the float16, the scales, two codes a byte."""
         coded = self.read(rows.reshape(-1, self.num_bytes))
-        return np.concatenate([coded.halves, coded.scales.view(np.uint8), coded.codes], axis=1).reshape(len(rows), -1)
+        pairs = coded.codes[:, : SIZE // 2] | coded.codes[:, SIZE // 2 :] << np.uint8(4)
+        return np.concatenate([coded.halves, coded.scales.view(np.uint8), pairs], axis=1).reshape(len(rows), -1)
 
 
 @functools.cache
