@@ -150,18 +150,14 @@ void read_q6_k(const Byte* block, CodedInputs& to) {
     }
 }
 
-// A block of quire's own: a factor, a scale for each 16 or 32 codes, codes: 128 in the low halves of bytes, then 128 in
-// the high ones.
+// A block of quire's own: a factor, a scale for each 16 or 32 codes, codes: two to a byte, the first one in its low
+// half.
 void read_own(const Byte* block, int group, CodedInputs& to) {
-    constexpr int kHalf = kCodedInputs / 2;
     const int num_scales = kCodedInputs / group;
     const Byte* codes = block + 2 + num_scales;
     to.scales.floats[0] = half_at(block);
     std::memcpy(to.scales.bytes, block + 2, num_scales);
-    for (int i = 0; i < kHalf; ++i) {
-        to.codes[i] = static_cast<std::int8_t>(codes[i] & 15);
-        to.codes[kHalf + i] = static_cast<std::int8_t>(codes[i] >> 4);
-    }
+    for (int i = 0; i < kCodedInputs; ++i) to.codes[i] = static_cast<std::int8_t>(codes[i / 2] >> i % 2 * 4 & 15);
 }
 
 // Adds two bits of each weight: of each 32 bytes the lowest two, then the next.

@@ -29,6 +29,8 @@ from numpy.typing import NDArray
 from quire.compute.arrays import ByteArray, FloatArray
 
 SIZE: Final = 256
+AT_ONCE: Final = 2048
+"""The most blocks that are read at once, so that what lies between is in a cache."""
 GRIDS: Final = MappingProxyType(
     {
         "IQ1": (2048, 8),
@@ -59,11 +61,14 @@ FACTORS: Final = MappingProxyType({"TERNARY": 1.0, "IQ1": 0.125, "IQ2": 0.125, "
 
 @dataclass(frozen=True, slots=True)
 class Coded:
-    """Blocks as codes: the float16 of each, as bytes; the scales of 16 or 32 weights; a code for each weight."""
+    """Blocks as codes: the float16 of each, as bytes; the scales of 16 or 32 weights; a code for each weight.
+
+    Two codes are a byte, the first one in the lower half.
+    """
 
     halves: ByteArray
     scales: NDArray[np.int8]
-    codes: ByteArray
+    pairs: ByteArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,42 +82,50 @@ class GridType:
     def widen(self, blocks: ByteArray) -> FloatArray:
         """Return the numbers in blocks, `[num_blocks, 256]`."""
         coded = self.read(blocks)
-        groups = NUMBERS[self.kept].astype(np.int16)[coded.codes].reshape(len(blocks), coded.scales.shape[1], -1)
+        codes = _halves_of(coded.pairs).reshape(len(blocks), coded.scales.shape[1], -1)
+        groups = NUMBERS[self.kept].astype(np.int16)[codes]
         products: FloatArray = (groups * coded.scales[:, :, None].astype(np.int16)).astype(np.float32)
         return products.reshape(-1, SIZE) * (
             coded.halves.view("<f2").astype(np.float32) * np.float32(FACTORS[self.kept])
         )
 
     def own_blocks(self, rows: ByteArray) -> ByteArray:
-        """Return rows of blocks as those of the compiled core: the float16, the scales, two codes a byte."""
-        coded = self.read(rows.reshape(-1, self.num_bytes))
-        pairs = coded.codes[:, : SIZE // 2] | coded.codes[:, SIZE // 2 :] << np.uint8(4)
-        return np.concatenate([coded.halves, coded.scales.view(np.uint8), pairs], axis=1).reshape(len(rows), -1)
+        """Return rows of blocks as those of the compiled core: the float16, the scales, the codes."""
+        blocks = rows.reshape(-1, self.num_bytes)
+        pieces = [self.read(blocks[start : start + AT_ONCE]) for start in range(0, len(blocks), AT_ONCE)]
+        joined = [np.concatenate([each.halves, each.scales.view(np.uint8), each.pairs], axis=1) for each in pieces]
+        return np.concatenate(joined).reshape(len(rows), -1)
 
 
 @functools.cache
 def _grid(name: str) -> NDArray[Any]:
-    """Return a grid: the sizes of each entry as the bytes of a number."""
+    """Return a grid: the sizes of each entry in four bits each, the first one in the lowest bits."""
     start, entries = 0, np.frombuffer(files(__package__).joinpath("grids.bin").read_bytes(), "<u2")
     for each, (count, length) in GRIDS.items():
         if each == name:
-            shifts = np.arange(length, dtype=np.uint16) * np.uint16(16 // length)
-            sizes = entries[start : start + count, None] >> shifts & np.uint16((1 << 16 // length) - 1)
-            return np.ascontiguousarray(sizes.astype(np.uint8)).view(f"<u{length}")[:, 0]
+            places, bits = np.arange(length), 16 // length
+            sizes = entries[start : start + count, None] >> bits * places & (1 << bits) - 1
+            packed: NDArray[Any] = (sizes << 4 * places).sum(axis=1).astype(f"<u{length // 2}")
+            return packed
         start += count
     raise KeyError(name)
 
 
 @functools.cache
-def _signs(bit: int) -> NDArray[np.uint64]:
-    """Return, for each byte, a number whose bytes have `bit` where the byte has a one."""
-    ones = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
-    return (ones * np.uint8(bit)).view("<u8")[:, 0]
+def _signs(bit: int) -> NDArray[np.uint32]:
+    """Return, for each byte, a number that has `bit` in its next four bits where the byte has a one."""
+    places = np.arange(8)
+    signs: NDArray[np.uint32] = ((np.arange(256)[:, None] >> places & 1) * bit << 4 * places).sum(axis=1).astype("<u4")
+    return signs
 
 
-_SEVEN: Final = np.arange(128, dtype=np.uint8)
-EVEN: Final = _SEVEN | ((np.unpackbits(_SEVEN[:, None], axis=1).sum(axis=1) & 1) << 7).astype(np.uint8)
-"""Seven signs → eight, of which an even number is negative."""
+@functools.cache
+def _even_signs(bit: int) -> NDArray[np.uint32]:
+    """Return the same for seven signs of eight, of which an even number is negative."""
+    seven = np.arange(128)
+    eighth = (seven[:, None] >> np.arange(7)).sum(axis=1) & 1
+    signs: NDArray[np.uint32] = _signs(bit)[seven | eighth << 7]
+    return signs
 
 
 def _words(blocks: ByteArray, start: int, stop: int, kind: str) -> NDArray[Any]:
@@ -135,45 +148,45 @@ def _cut(packed: ByteArray, bits: int, mask: int) -> NDArray[np.uint16]:
     return pieces.reshape(len(packed), -1).astype(np.uint16)
 
 
-def _four_sevens(words: NDArray[Any]) -> ByteArray:
-    """Return the signs in the lower 28 bits of words, a byte for each eight weights."""
-    sevens = words[:, :, None] >> np.arange(0, 28, 7, dtype=np.uint32) & np.uint32(127)
-    signs: ByteArray = EVEN[sevens].reshape(len(words), -1)
-    return signs
+def _four_sevens(words: NDArray[Any]) -> NDArray[Any]:
+    """Return the signs in the lower 28 bits of words: seven bits for each eight weights."""
+    sevens: NDArray[Any] = words[:, :, None] >> np.arange(0, 28, 7, dtype=np.uint32) & np.uint32(127)
+    return sevens.reshape(len(words), -1)
 
 
 def _coded(halves: ByteArray, scales: NDArray[np.int8], sizes: NDArray[Any], signs: NDArray[Any]) -> Coded:
     """Return codes from the entries of the grid of all weights, and the signs of each eight."""
-    codes = sizes.view("<u8") | signs
-    return Coded(np.ascontiguousarray(halves), scales, codes.view(np.uint8).reshape(-1, SIZE))
+    codes = sizes.view("<u4") | signs
+    return Coded(np.ascontiguousarray(halves), scales, codes.view(np.uint8))
 
 
 def _iq2_xxs(blocks: ByteArray) -> Coded:
     words = _words(blocks, 2, 66, "<u4").reshape(-1, 8, 2)
-    sizes = _grid("IQ2_XXS")[np.ascontiguousarray(words[:, :, 0]).view(np.uint8)]
-    scales = np.repeat(_odd(words[:, :, 1] >> 28), 2, axis=1)
-    return _coded(blocks[:, :2], scales, sizes, _signs(4)[_four_sevens(words[:, :, 1])])
+    places, others = (np.ascontiguousarray(words[:, :, which]) for which in (0, 1))
+    sizes, signs = _grid("IQ2_XXS").take(places.view(np.uint8)), _even_signs(4).take(_four_sevens(others))
+    return _coded(blocks[:, :2], np.repeat(_odd(others >> 28), 2, axis=1), sizes, signs)
 
 
 def _iq2_xs(blocks: ByteArray) -> Coded:
     places = _words(blocks, 2, 66, "<u2")
-    sizes, signs = _grid("IQ2_XS")[places & 511], _signs(4)[EVEN[places >> 9]]
+    sizes, signs = _grid("IQ2_XS").take(places & 511), _even_signs(4).take(places >> 9)
     return _coded(blocks[:, :2], _odd(_halves_of(blocks[:, 66:74])), sizes, signs)
 
 
 def _iq2_s(blocks: ByteArray) -> Coded:
-    sizes = _grid("IQ2_S")[blocks[:, 2:34] | _cut(blocks[:, 66:74], 2, 3) << 8]
-    return _coded(blocks[:, :2], _odd(_halves_of(blocks[:, 74:82])), sizes, _signs(4)[blocks[:, 34:66]])
+    sizes = _grid("IQ2_S").take(blocks[:, 2:34] | _cut(blocks[:, 66:74], 2, 3) << 8)
+    return _coded(blocks[:, :2], _odd(_halves_of(blocks[:, 74:82])), sizes, _signs(4).take(blocks[:, 34:66]))
 
 
 def _iq3_xxs(blocks: ByteArray) -> Coded:
     words = _words(blocks, 66, 98, "<u4")
-    return _coded(blocks[:, :2], _odd(words >> 28), _grid("IQ3_XXS")[blocks[:, 2:66]], _signs(8)[_four_sevens(words)])
+    sizes, signs = _grid("IQ3_XXS").take(blocks[:, 2:66]), _even_signs(8).take(_four_sevens(words))
+    return _coded(blocks[:, :2], _odd(words >> 28), sizes, signs)
 
 
 def _iq3_s(blocks: ByteArray) -> Coded:
-    sizes = _grid("IQ3_S")[blocks[:, 2:66] | _cut(blocks[:, 66:74], 1, 1) << 8]
-    return _coded(blocks[:, :2], _odd(_halves_of(blocks[:, 106:110])), sizes, _signs(8)[blocks[:, 74:106]])
+    sizes = _grid("IQ3_S").take(blocks[:, 2:66] | _cut(blocks[:, 66:74], 1, 1) << 8)
+    return _coded(blocks[:, :2], _odd(_halves_of(blocks[:, 106:110])), sizes, _signs(8).take(blocks[:, 74:106]))
 
 
 def _iq1_s(blocks: ByteArray) -> Coded:
@@ -181,16 +194,16 @@ def _iq1_s(blocks: ByteArray) -> Coded:
     high = (words[:, :, None] >> np.array([0, 3, 6, 9], np.uint16) & 7).reshape(len(blocks), -1)
     moved_down = np.repeat((words >> 15) * np.uint16(255), 4, axis=1)
     scales = np.repeat(_odd(words >> 12 & 7), 2, axis=1)
-    return _coded(blocks[:, :2], scales, _grid("IQ1")[blocks[:, 2:34] | high << 8], _signs(4)[moved_down])
+    return _coded(blocks[:, :2], scales, _grid("IQ1").take(blocks[:, 2:34] | high << 8), _signs(4).take(moved_down))
 
 
 def _iq1_m(blocks: ByteArray) -> Coded:
     words = _words(blocks, 48, 56, "<u2")  # in each of the four a part of the float16, and the scales of 64 weights
     half = (words >> 12 << np.array([0, 4, 8, 12], np.uint16)).sum(axis=1, dtype=np.uint16)
     nibbles = _halves_of(blocks[:, 32:48])
-    sizes = _grid("IQ1")[blocks[:, :32] | (nibbles & 7).astype(np.uint16) << 8]
+    sizes = _grid("IQ1").take(blocks[:, :32] | (nibbles & 7).astype(np.uint16) << 8)
     scales = (words[:, :, None] >> np.array([0, 3, 6, 9], np.uint16) & 7).reshape(len(blocks), -1)
-    return _coded(half[:, None].view(np.uint8), _odd(scales), sizes, _signs(4)[(nibbles >> 3) * np.uint8(255)])
+    return _coded(half[:, None].view(np.uint8), _odd(scales), sizes, _signs(4).take((nibbles >> 3) * np.uint8(255)))
 
 
 def _tq1_0(blocks: ByteArray) -> Coded:
@@ -211,8 +224,8 @@ def _tq2_0(blocks: ByteArray) -> Coded:
 
 def _ternary(halves: ByteArray, digits: ByteArray) -> Coded:
     """Return codes of numbers, each one less than its digit. The scale is -1, so that a digit of 3 has a code too."""
-    scales = np.full((len(halves), 16), -1, np.int8)
-    return Coded(np.ascontiguousarray(halves), scales, np.uint8(3) - digits)
+    scales, codes = np.full((len(halves), 16), -1, np.int8), np.uint8(3) - digits
+    return Coded(np.ascontiguousarray(halves), scales, codes[:, 0::2] | codes[:, 1::2] << np.uint8(4))
 
 
 GRID_TYPES: Final = MappingProxyType(
