@@ -59,10 +59,12 @@ help:  ## Show this list
 demo: $(TO_RUN)  ## Run the demonstration
 	@$(BIN)/quire demo
 
-# Install torch, which takes longest, while the rest is compiled and checked, and the model while it is checked.
+# Install torch, which takes longest, while the rest is compiled and checked, and the model while it is checked. Types are
+# checked by one process, so native tests run beside it.
 test:  ## Check, then run every test except the long ones
 	@$(MAKE) torch-$(GPU_TESTS) & torch=$$!; $(MAKE) $(VENV)/.installed-dev && { \
-		$(MAKE) $(SMOLLM2) & model=$$!; $(MAKE) check test-native; checked=$$?; wait $$model && wait $$torch && exit $$checked; }
+		$(MAKE) $(SMOLLM2) & model=$$!; $(MAKE) check & check=$$!; $(MAKE) test-native; native=$$?; \
+		wait $$check && wait $$model && wait $$torch && exit $$native; }
 	@rm -rf $(REPORTS)
 	@$(PYTEST) --junitxml=$(REPORTS)/suite.xml $(PYTEST_ARGS)
 	@$(MAKE) test-torch-$(GPU_TESTS) PYTEST_ARGS=
