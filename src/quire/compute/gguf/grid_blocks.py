@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.compute.arrays import ByteArray, FloatArray
+from quire.compute.weights.codes import CODINGS
 
 SIZE: Final = 256
 AT_ONCE: Final = 2048
@@ -92,9 +93,12 @@ class GridType:
     def own_blocks(self, rows: ByteArray) -> ByteArray:
         """Return rows of blocks as those of the compiled core: the float16, the scales, the codes."""
         blocks = rows.reshape(-1, self.num_bytes)
-        pieces = [self.read(blocks[start : start + AT_ONCE]) for start in range(0, len(blocks), AT_ONCE)]
-        joined = [np.concatenate([each.halves, each.scales.view(np.uint8), each.pairs], axis=1) for each in pieces]
-        return np.concatenate(joined).reshape(len(rows), -1)
+        own = np.empty((len(blocks), 2 + SIZE // CODINGS[self.kept].group + SIZE // 2), np.uint8)
+        for start in range(0, len(blocks), AT_ONCE):
+            coded = self.read(blocks[start : start + AT_ONCE])
+            fields = [coded.halves, coded.scales.view(np.uint8), coded.pairs]
+            np.concatenate(fields, axis=1, out=own[start : start + AT_ONCE])
+        return own.reshape(len(rows), -1)
 
 
 @functools.cache
