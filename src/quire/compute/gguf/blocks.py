@@ -110,7 +110,7 @@ def _mxfp4(blocks: ByteArray) -> FloatArray:
 def check_mxfp4(rows: ByteArray) -> None:
     """Raise `ValueError` if engines cannot have the scale of a block of MXFP4 that is not all zeros."""
     blocks = rows.reshape(-1, MXFP4_BYTES)
-    if not are_mxfp4(blocks[(blocks[:, 1:] & 0x77).any(axis=1), 0]):
+    if not are_mxfp4(blocks[:, 0]) and not are_mxfp4(blocks[(blocks[:, 1:] & 0x77).any(axis=1), 0]):
         raise ValueError("scales that do not fit into float16")
 
 

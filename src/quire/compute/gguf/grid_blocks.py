@@ -11,7 +11,7 @@ can have together. Signs are apart; in IQ1 all sizes of a group move up or down 
 
 Engines have a code for each weight again, which is 2, 3 or 4 bits in memory. It counts the numbers of a table, and a
 code's highest bit is its sign. All products of a scale and a number are exact in float32. The grids are in grids.bin,
-two bytes for each entry, its first size in the lowest bits.
+two bytes for each entry, its first size in the lowest bits; a test compares them with those of the package gguf.
 """
 
 from __future__ import annotations

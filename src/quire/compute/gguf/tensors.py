@@ -178,13 +178,13 @@ class GgufTensors:
         entry = self.entries[name]
         blocks = self._bytes(entry.tensor, *entry.byte_range).reshape(entry.num_outputs, -1)
         blocks = entry.order(blocks)[rows] if entry.order is not None else blocks[rows]
+        if entry.dtype in GRID_TYPES:
+            return GRID_TYPES[entry.dtype].own_blocks(blocks)
         try:
             if entry.dtype == "NVFP4":
                 return packed_nvfp4(blocks, self._factor(entry))
             if entry.dtype == "MXFP4":
                 check_mxfp4(blocks)
-            if entry.dtype in GRID_TYPES:
-                return GRID_TYPES[entry.dtype].own_blocks(blocks)
         except ValueError as error:
             where = f"{self.name}: tensor {self.stored_name(name)!r}"
             raise CheckpointError(where, error, f"{SCALES[entry.dtype]}, or the option --weights widened") from error
